@@ -1,0 +1,50 @@
+"""What a result was measured on, and where results are kept."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kinfolk
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Version, machine and command of this process."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "kinfolk": kinfolk.__version__,
+        "commit": commit or None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "threads": torch.get_num_threads(),
+        "command": "python " + shlex.join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+
+
+def keep(name: str, device: torch.device, rows: list[dict[str, Any]], folder: Path = RESULTS) -> Path:
+    """Write the rows with the machine's facts to results/NAME-DEVICE.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{device.type}.json"
+    path.write_text(json.dumps({"facts": facts(device), "rows": rows}, indent=2) + "\n")
+    return path

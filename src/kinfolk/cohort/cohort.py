@@ -1,0 +1,233 @@
+"""Cohort: the clients hosted here, their models as one matrix, and what can be done with all of them at once.
+
+`weights[m, d]` is never changed in place: training and mixing make a new matrix, so whatever was published stays the
+snapshot of the moment it was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk import randomness
+from kinfolk.cohort.evaluation import Scores, score_chunk
+from kinfolk.cohort.layout import Layout
+from kinfolk.cohort.training import Training, local_steps, plan, train_chunk
+from kinfolk.data.federation import Federation, Part
+from kinfolk.models.vectorise import Vectorised, activations
+from kinfolk.peers.base import Pool
+
+# Bytes a chunk of clients may use on a CPU: the parameters, gradients and activations of a chunk are touched at every
+# local step, so they should stay in the last-level cache of an ordinary machine (measured in benchmarks/training.py).
+CACHE = 32 * 2**20
+
+
+@dataclass
+class Round:
+    """What is known of the cohort's clients in the current round."""
+
+    absent: Tensor  # [m] bool: not there this round (churn): neither trains nor talks
+    quarantined: Tensor  # [m] bool: training gave NaN or infinity; restored, and nobody may use it
+    evaluate: bool = False  # measure before mixing too
+    before_mixing: Tensor | None = None  # [m] accuracy after training, before mixing
+    edges: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # (client, neighbor, weight) ids
+
+
+class Cohort:
+    """m of the n clients of a federation.
+
+    ids: [m] their ids; weights: [m, d] their models; initial: [d] the common w_0; data: their samples.
+    """
+
+    def __init__(
+        self,
+        data: Federation,
+        model: nn.Module,
+        training: Training,
+        seed: int = 0,
+        ids: Tensor | None = None,
+        clusters: Tensor | None = None,
+        device: str | torch.device = "cpu",
+        precision: str = "float32",
+        chunk: int | None = None,
+    ) -> None:
+        """`data` holds exactly the cohort's clients; `ids` are their names in the whole federation (default 0..m-1);
+        `clusters` [n] are the true clusters of all clients, for methods that are allowed to know them."""
+        self.device = torch.device(device)
+        self.dtype = {"float32": torch.float32, "float64": torch.float64}[precision]
+        self.ids = (torch.arange(data.clients) if ids is None else ids).to(self.device)
+        self.data = data.to(self.device, self.dtype)
+        self.clusters = data.clusters if clusters is None else clusters
+        self.training = training
+        self.seed = seed
+        self.model = model.to(self.device, self.dtype)
+        self.forward = Vectorised(self.model)
+        self.layout = Layout.of(self.model)
+        self.initial = self.layout.flatten(self.model)
+        self.weights = self.initial.expand(len(self), -1).clone()
+        self.chunk = chunk
+        self._activations = activations(self.model, self.data.input_shape, self.dtype)
+        self.begin()
+
+    def __len__(self) -> int:
+        """m"""
+        return self.ids.numel()
+
+    def begin(self, absent: Tensor | None = None, evaluate: bool = False) -> None:
+        """Start a round: who is absent, and whether to measure before mixing."""
+        nobody = torch.zeros(len(self), dtype=torch.bool, device=self.device)
+        self.round = Round(nobody if absent is None else absent.to(self.device), nobody.clone(), evaluate)
+
+    def silent(self) -> Tensor:
+        """[m] Clients that offer nothing to their peers this round."""
+        return self.round.absent | self.round.quarantined
+
+    def away(self) -> Tensor:
+        """[m] Clients that are absent this round."""
+        return self.round.absent
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def train(self, t: int, active: Tensor | None = None) -> Tensor:
+        """Every present client (of those in `active` [m], default all) trains on its own data; mean loss [m].
+
+        A client whose model or loss is not finite afterwards is quarantined: back to where it was, excluded by its
+        peers for this round (loss NaN, as for clients that did not train).
+        """
+        self.model.train()
+        part, settings = self.data.train, self.training
+        wanted = ~self.round.absent if active is None else active.to(self.device) & ~self.round.absent
+        steps = local_steps(part.sizes, settings)
+        after = self.weights.clone()
+        loss = torch.full((len(self),), torch.nan, dtype=torch.float64, device=self.device)
+        for rows in self._alike(torch.where(wanted.cpu(), steps, 0)):
+            here = rows.to(self.device)
+            batches = plan(self.seed, t, self.ids[here], part.starts[here], part.sizes[rows], settings)
+            chunk = self.weights[here]
+            copies = {
+                name: view.clone(memory_format=torch.contiguous_format)
+                for name, view in self.layout.views(chunk).items()
+            }
+            mean = train_chunk(self.forward, copies, part.x, part.y, batches, settings.rate(t), settings)
+            trained = torch.cat([copies[name].flatten(1) for name in self.layout.names], dim=1)
+            finite = torch.isfinite(trained).all(dim=1) & torch.isfinite(mean)
+            after[here] = torch.where(finite[:, None], trained, chunk)
+            loss[here] = mean.masked_fill(~finite, torch.nan)
+            self.round.quarantined[here] |= ~finite
+        self.weights = after
+        if self.round.evaluate:
+            self.round.before_mixing = self.evaluate().accuracy
+        return loss
+
+    def _alike(self, steps: Tensor) -> Iterator[Tensor]:
+        """Rows [*] of the clients that have steps to take, in chunks of clients with about as many steps."""
+        order = torch.argsort(steps, stable=True)
+        order = order[steps[order] > 0]
+        size = self.chunk or self._fitting(4 * self.layout.size, self.training.batch_size)
+        first = 0
+        while first < order.numel():
+            few = int(steps[order[first]])
+            alike = int((steps[order[first : first + size]] <= 2 * few).sum())
+            yield order[first : first + alike]
+            first += alike
+
+    def _fitting(self, numbers: int, samples: int) -> int:
+        """How many clients (or models) fit into a chunk, when each needs `numbers` and keeps `samples` in flight."""
+        inputs = self.data.train.x[:1].numel()
+        each = (numbers + samples * (inputs + 3 * self._activations)) * self.weights.element_size()
+        room = CACHE if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0] // 2
+        return max(1, room // each)
+
+    # -- judging -------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> Scores:
+        """Each client's own model on its own test set."""
+        return self._score(self.weights, torch.arange(len(self)), torch.arange(len(self)), self.data.test)
+
+    def losses(self, pool: Pool, ids: Tensor) -> Tensor:
+        """Loss of pulled models on each client's own training data: ids [m, c] -> [m, c], NaN if not arrived."""
+        rows = pool.rows(ids).cpu()
+        client, column = torch.nonzero(rows >= 0, as_tuple=True)
+        losses = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=self.device)
+        if client.numel():
+            scores = self._score(pool["weights"], rows[client, column], client, self.data.train)
+            losses[client.to(self.device), column.to(self.device)] = scores.loss
+        return losses
+
+    def _score(self, weights: Tensor, models: Tensor, clients: Tensor, part: Part) -> Scores:
+        """Model weights[models[i]] on the samples of client row clients[i], for every i."""
+        self.model.eval()
+        width = max(1, min(int(part.sizes.max()), 1024))
+        size = self._fitting(self.layout.size, width)
+        pieces = []
+        for first in range(0, models.numel(), size):
+            which, whose = models[first : first + size], clients[first : first + size]
+            parameters = self.layout.views(weights[which.to(weights.device)])
+            starts = part.starts[whose.to(self.device)]
+            pieces.append(score_chunk(self.forward, parameters, part.x, part.y, starts, part.sizes[whose], width))
+        return Scores(torch.cat([p.loss for p in pieces]), torch.cat([p.accuracy for p in pieces]))
+
+    # -- mixing --------------------------------------------------------------------------------------------------
+
+    def mix(
+        self,
+        pool: Pool,
+        ids: Tensor,
+        coefficients: Tensor | None = None,
+        own: Tensor | float = 1.0,
+        record: bool = True,
+    ) -> None:
+        """Replace each model by a weighted mean of itself and the pulled models that arrived.
+
+        ids: [m, k], -1 for none; coefficients: [m, k] and own: [m] (default all equal). The weights of those who
+        answered are scaled to sum to one; a client with nothing to mix keeps its model. `record=False` keeps it out of
+        the graph of who mixed with whom, for methods in which nobody chose anybody.
+        """
+        rows = pool.rows(ids)
+        shares = torch.ones(ids.shape, dtype=torch.float64, device=self.device)
+        if coefficients is not None:
+            shares = coefficients.to(torch.float64)
+        shares = torch.where(rows >= 0, shares, 0.0)
+        mine = torch.ones(len(self), dtype=torch.float64, device=self.device) * own
+        total = mine + shares.sum(dim=1)
+        alone = (total <= 0) | self.round.absent
+        shares = torch.where(alone[:, None], 0.0, shares / total[:, None])
+        mine = torch.where(alone, 1.0, mine / total)
+        self.weights = self._blend(pool["weights"], rows, shares, mine)
+        if not record:
+            return
+        client, column = torch.nonzero(shares > 0, as_tuple=True)
+        self.round.edges.append((self.ids[client], ids[client, column], shares[client, column]))
+
+    def _blend(self, theirs: Tensor, rows: Tensor, shares: Tensor, mine: Tensor) -> Tensor:
+        mixed = torch.empty_like(self.weights)
+        gaps = bool((rows < 0).any())
+        shares, mine = shares.to(self.dtype), mine.to(self.dtype)
+        size = max(1, CACHE // (2 * self.layout.size * mixed.element_size())) if self.device.type == "cpu" else 2**10
+        for first in range(0, len(self), size):
+            piece = slice(first, first + size)
+            mixed[piece] = self.weights[piece] * mine[piece, None]
+            for column in range(
+                rows.shape[1] if theirs.shape[0] else 0
+            ):  # in the order of the list: the sum does not depend on shards
+                their = theirs[rows[piece, column].clamp(min=0)]
+                if gaps:  # whatever lies in the row that stands in for a missing one must not count, not even times 0
+                    their = their.masked_fill(rows[piece, column, None] < 0, 0.0)
+                mixed[piece].addcmul_(their, shares[piece, column, None])
+        return mixed
+
+    def adopt(self, model: Tensor) -> None:
+        """Every present client takes over `model` ([d] for all, or [m, d])."""
+        self.weights = torch.where(
+            self.round.absent[:, None], self.weights, model.to(self.dtype).expand_as(self.weights)
+        )
+
+
+def initial_model(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The module with the seed's initial weights, the same for every method; torch's own generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.torch_seed(seed, "init"))
+        return make()

@@ -1,0 +1,49 @@
+"""How good models are: loss and accuracy of many models, each on one client's samples, in one batched pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfolk.cohort.training import Forward, sample_losses
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Mean cross-entropy and share of right answers per model; NaN for a client without samples."""
+
+    loss: Tensor  # [p] float64
+    accuracy: Tensor  # [p] float64
+
+
+def score_chunk(
+    forward: Forward, parameters: dict[str, Tensor], x: Tensor, y: Tensor, starts: Tensor, sizes: Tensor, width: int
+) -> Scores:
+    """Score p models (`parameters`: name -> [p, *shape]) on the samples starts[i] .. starts[i]+sizes[i] of x and y.
+
+    `sizes` [p] lives on the CPU. At most `width` samples of each client are taken at a time, to bound memory.
+    """
+    longest = int(sizes.max())
+    device = x.device
+    loss = torch.zeros(sizes.numel(), dtype=torch.float64, device=device)
+    right = torch.zeros_like(loss)
+    ragged = int(sizes.min()) < longest
+    limits = sizes.to(device)[:, None]
+    with torch.no_grad():
+        for first in range(0, longest, width):
+            position = torch.arange(first, min(first + width, longest), device=device)[None, :]
+            inside = position < limits
+            index = starts[:, None] + torch.where(inside, position, 0) if ragged else starts[:, None] + position
+            index = index.clamp(max=max(x.shape[0] - 1, 0))
+            labels = y[index]
+            logits = forward(parameters, x[index])
+            losses = sample_losses(logits, labels)
+            hits = logits.argmax(dim=2) == labels
+            if ragged:
+                losses, hits = losses.masked_fill(~inside, 0.0), hits & inside
+            loss += losses.sum(dim=1, dtype=torch.float64)
+            right += hits.sum(dim=1)
+    count = sizes.to(device)
+    return Scores(loss / count, right / count)

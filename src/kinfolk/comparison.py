@@ -1,0 +1,152 @@
+"""Several methods on the same experiment, the same split and the same initial model, over one or more seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kinfolk.config import Config, read, resolve
+from kinfolk.data.federation import Federation
+from kinfolk.errors import UserError
+from kinfolk.experiment import Observer, Result, load_federation, read_result, resume, run
+from kinfolk.methods import find
+from kinfolk.metrics import helped_and_hurt
+from kinfolk.models import Factory
+from kinfolk.runs.files import strict_json, write_atomically
+from kinfolk.runs.folder import RunFolder, free_path
+from kinfolk.runs.tables import to_csv
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over all seeds: means, with the sample standard deviation of the accuracy over seeds."""
+
+    method: str
+    seeds: int
+    accuracy: float
+    accuracy_std: float | None
+    best_accuracy: float
+    worst10: float
+    helped: float | None
+    hurt: float | None
+    neighbor_precision: float | None
+    neighbor_recall: float | None
+    models_received: float
+    bytes_received: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The table of a comparison and the runs behind it."""
+
+    folder: Path
+    rows: list[Row]
+    runs: dict[str, list[Result]]  # method -> one finished run per seed
+
+    def row(self, method: str) -> Row:
+        return next(row for row in self.rows if row.method == method)
+
+    def as_dict(self) -> dict[str, Any]:
+        folders = {method: [str(result.folder) for result in results] for method, results in self.runs.items()}
+        return {"folder": str(self.folder), "rows": [asdict(row) for row in self.rows], "runs": folders}
+
+
+def compare(
+    experiment: str | Path | dict[str, Any] | Config,
+    methods: Sequence[str],
+    seeds: int | Sequence[int] = 1,
+    overrides: Sequence[str] = (),
+    *,
+    references: bool = True,
+    data: Federation | None = None,
+    model: Factory | None = None,
+    out: str | Path | None = None,
+    observer: Observer | None = None,
+) -> Comparison:
+    """Run `methods` on one experiment and compare them client by client with `local`.
+
+    `local`, and `oracle` where true clusters are known, are run beside them unless `references=False`. `seeds` is a
+    number (seed, seed+1, …) or a list. With an `out` that exists, finished runs are taken as they are and unfinished
+    ones are resumed.
+    """
+    config = experiment if isinstance(experiment, Config) else read(experiment, overrides)
+    observer = observer or Observer()
+    numbers = [config.run.seed + i for i in range(seeds)] if isinstance(seeds, int) else list(seeds)
+    if not numbers or not methods:
+        raise UserError("a comparison needs at least one method and one seed")
+    known = _has_clusters(config, data)
+    plan = list(
+        dict.fromkeys([*(["local"] if references else []), *methods, *(["oracle"] if references and known else [])])
+    )
+    for name in plan:
+        if getattr(find(name), "needs_clusters", False) and not known:
+            raise UserError(f"method '{name}' needs true clusters, which this split of the data does not have")
+    folder = free_path(Path("runs") / config.name) if out is None else Path(out)
+    if (folder / "config.toml").exists():
+        raise UserError(f"{folder} holds a single run, not a comparison; choose another --out")
+    cells = {name: [config.with_method(name).with_run(seed=seed) for seed in numbers] for name in plan}
+    runs = {
+        name: [_one(cell, folder / f"{name}-seed{cell.run.seed}", data, model, observer) for cell in column]
+        for name, column in cells.items()
+    }
+    comparison = Comparison(folder, [_row(name, results, runs.get("local")) for name, results in runs.items()], runs)
+    write_atomically(folder / "comparison.json", (strict_json(comparison.as_dict(), indent=2) + "\n").encode())
+    write_atomically(folder / "comparison.csv", to_csv([asdict(row) for row in comparison.rows]).encode())
+    return comparison
+
+
+def _one(config: Config, path: Path, data: Federation | None, model: Factory | None, observer: Observer) -> Result:
+    if not path.exists():
+        return run(config, data=data, model=model, out=path, observer=observer)
+    found = RunFolder.open(path)
+    before = resolve(found.config())
+    if data is None and (before.identity() != config.identity() or before.run.rounds != config.run.rounds):
+        raise UserError(f"{path} holds another experiment: choose another --out")
+    if found.status().state == "finished":
+        return read_result(path)
+    return resume(path, data=data, model=model, observer=observer)
+
+
+def _has_clusters(config: Config, data: Federation | None) -> bool:
+    return (load_federation(config) if data is None else data).clusters is not None
+
+
+def _row(method: str, results: list[Result], local: list[Result] | None) -> Row:
+    def mean(key: str) -> float | None:
+        values = [result.summary.get(key) for result in results]
+        return None if any(v is None for v in values) else float(np.mean([v for v in values if v is not None]))
+
+    helped = hurt = None
+    if local is not None and method != "local":
+        pairs = [_helped(result, reference) for result, reference in zip(results, local)]
+        helped, hurt = (float(np.mean(column)) for column in zip(*pairs))
+    accuracies = [result.accuracy for result in results]
+    return Row(
+        method=method,
+        seeds=len(results),
+        accuracy=float(np.mean(accuracies)),
+        accuracy_std=float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None,
+        best_accuracy=mean("best_accuracy") or 0.0,
+        worst10=mean("worst10") or 0.0,
+        helped=helped,
+        hurt=hurt,
+        neighbor_precision=mean("neighbor_precision"),
+        neighbor_recall=mean("neighbor_recall"),
+        models_received=mean("models_received") or 0.0,
+        bytes_received=mean("bytes_received") or 0.0,
+        seconds=mean("seconds") or 0.0,
+    )
+
+
+def _helped(result: Result, local: Result) -> tuple[float, float]:
+    column = [np.array([row[key] for row in run.clients], dtype=float) for run, key in _columns(result, local)]
+    return helped_and_hurt(*column)
+
+
+def _columns(result: Result, local: Result) -> list[tuple[Result, str]]:
+    return [(result, "accuracy"), (local, "accuracy"), (local, "test_samples")]

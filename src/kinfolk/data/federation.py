@@ -1,0 +1,190 @@
+"""Federation: who holds which samples.
+
+All clients' samples lie in two flat tensors, one for training and one for testing, each client's in one run of rows.
+Ragged clients therefore cost no padding, and a batch of many clients is one gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfolk.data.formats import Dataset
+from kinfolk.data.partition import Split, exchange, rotate
+from kinfolk.errors import UserError
+
+
+@dataclass(frozen=True)
+class Part:
+    """Samples of all clients: x [N, ...], y [N]; client i holds rows starts[i] .. starts[i] + sizes[i]."""
+
+    x: Tensor
+    y: Tensor
+    starts: Tensor  # [n] int64
+    sizes: Tensor  # [n] int64, always on the CPU: shapes of batches are decided there
+
+    def select(self, rows: Tensor) -> Part:
+        """The part that holds only the clients `rows`, in that order."""
+        if torch.equal(rows, torch.arange(self.sizes.numel())):
+            return self
+        sizes = self.sizes[rows]
+        index = torch.cat([torch.arange(s, s + c) for s, c in zip(self.starts[rows].tolist(), sizes.tolist())])
+        return Part(self.x[index], self.y[index], _starts(sizes), sizes)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Part:
+        x = self.x.to(device, dtype) if self.x.is_floating_point() else self.x.to(device)
+        return Part(x, self.y.to(device), self.starts.to(device), self.sizes)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The clients' data, and what is known of them for measuring (true clusters), never for training."""
+
+    train: Part
+    test: Part
+    classes: int
+    clusters: Tensor | None = None  # [n] true cluster of each client
+    name: str = "custom"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def clients(self) -> int:
+        """n"""
+        return self.train.sizes.numel()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.train.x.shape[1:])
+
+    def select(self, rows: Tensor) -> Federation:
+        """The federation of some of the clients: what a shard holds."""
+        clusters = None if self.clusters is None else self.clusters[rows]
+        return replace(self, train=self.train.select(rows), test=self.test.select(rows), clusters=clusters)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
+        return replace(self, train=self.train.to(device, dtype), test=self.test.to(device, dtype))
+
+    def pooled(self) -> Federation:
+        """The same clients and tests with all training samples in the hands of client 0."""
+        sizes = torch.zeros_like(self.train.sizes)
+        sizes[0] = self.train.y.numel()
+        return replace(self, train=Part(self.train.x, self.train.y, torch.zeros_like(self.train.starts), sizes))
+
+    def class_counts(self) -> np.ndarray:
+        """Training samples per client and class: [n, C]."""
+        owner = torch.repeat_interleave(torch.arange(self.clients), self.train.sizes)
+        flat = torch.bincount(owner * self.classes + self.train.y.cpu(), minlength=self.clients * self.classes)
+        return flat.view(self.clients, self.classes).numpy()
+
+    @classmethod
+    def from_split(cls, dataset: Dataset, split: Split, scale: str) -> Federation:
+        """Hand out a data set's samples as `split` says, turned and relabelled where it says so."""
+        x = np.concatenate([dataset.train.x, dataset.test.x])
+        y = np.concatenate([dataset.train.y, dataset.test.y])
+        shift, spread = _scaling(dataset.train.x, scale)
+        parts = []
+        for indices in (split.train, split.test):
+            sizes = torch.tensor([len(i) for i in indices])
+            rows = np.concatenate(indices) if len(indices) else np.zeros(0, dtype=np.int64)
+            owner = np.repeat(np.arange(len(indices)), sizes.numpy())
+            pixels = _turned(x[rows], split.quarter_turns, owner)
+            scaled = (torch.from_numpy(pixels).to(torch.float32) - shift) / spread
+            labels = y[rows] if split.swaps is None else exchange(y[rows], split.swaps[owner])
+            parts.append(Part(scaled, torch.from_numpy(labels), _starts(sizes), sizes))
+        clusters = None if split.clusters is None else torch.as_tensor(split.clusters, dtype=torch.int64)
+        return cls(parts[0], parts[1], dataset.classes, clusters, dataset.name, list(split.notes))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: Sequence[tuple[Any, Any]],
+        test: Sequence[tuple[Any, Any]],
+        clusters: Sequence[int] | None = None,
+        classes: int | None = None,
+        name: str = "custom",
+    ) -> Federation:
+        """Your own data: one (x, y) pair of arrays or tensors per client, for training and for testing."""
+        if len(train) != len(test) or not train:
+            raise UserError(f"{len(train)} training sets and {len(test)} test sets: one of each per client is needed")
+        if clusters is not None and len(clusters) != len(train):
+            raise UserError(f"{len(clusters)} clusters for {len(train)} clients")
+        parts = [_stack(pairs, kind) for pairs, kind in ((train, "train"), (test, "test"))]
+        labels = torch.cat([parts[0].y, parts[1].y])
+        found = int(labels.max()) + 1 if labels.numel() else 0
+        if (labels.numel() and int(labels.min()) < 0) or (classes is not None and found > classes):
+            bound = found if classes is None else classes
+            raise UserError(f"labels run from {int(labels.min())} to {int(labels.max())}; 0 to {bound - 1} are allowed")
+        known = None if clusters is None else torch.as_tensor(clusters, dtype=torch.int64)
+        return cls(parts[0], parts[1], classes or found, known, name)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train: Sequence[Any],
+        test: Sequence[Any],
+        clusters: Sequence[int] | None = None,
+        classes: int | None = None,
+        name: str = "custom",
+    ) -> Federation:
+        """Your own data as map-style torch Datasets of (x, label), one per client, for training and for testing."""
+        return cls.from_arrays([_read(d) for d in train], [_read(d) for d in test], clusters, classes, name)
+
+
+def _starts(sizes: Tensor) -> Tensor:
+    return sizes.cumsum(0) - sizes
+
+
+def _scaling(x: np.ndarray, scale: str) -> tuple[Tensor, Tensor]:
+    """(shift, spread) per channel, so that (pixel - shift) / spread is what the models see."""
+    if scale == "unit":
+        return torch.tensor(0.0), torch.tensor(255.0 if x.dtype == np.uint8 else 1.0)
+    axes = tuple(axis for axis in range(x.ndim) if axis != 1) if x.ndim > 2 else None
+    shape = (-1,) + (1,) * (x.ndim - 2) if axes else ()
+    mean, std = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
+    as_tensor = [torch.as_tensor(np.asarray(v), dtype=torch.float32).reshape(shape) for v in (mean, std)]
+    return as_tensor[0], as_tensor[1].clamp(min=1e-8)
+
+
+def _turned(x: np.ndarray, quarter_turns: np.ndarray | None, owner: np.ndarray) -> np.ndarray:
+    if quarter_turns is None:
+        return x
+    if x.ndim < 3:
+        raise UserError(f"samples of shape {list(x.shape[1:])} cannot be rotated: images are needed")
+    turns = quarter_turns[owner] % 4
+    turned = x.copy()
+    for turn in (1, 2, 3):
+        turned[turns == turn] = rotate(x[turns == turn], turn)
+    return turned
+
+
+def _stack(pairs: Sequence[tuple[Any, Any]], kind: str) -> Part:
+    xs = [torch.as_tensor(x) for x, _ in pairs]
+    ys = [torch.as_tensor(y).to(torch.int64) for _, y in pairs]
+    for client, (x, y) in enumerate(zip(xs, ys)):
+        if x.shape[:1] != y.shape:
+            raise UserError(f"client {client} {kind}: {list(x.shape)} inputs but {list(y.shape)} labels")
+        if x.shape[1:] != xs[0].shape[1:]:
+            raise UserError(
+                f"client {client} {kind}: inputs of shape {list(x.shape[1:])}, client 0 has {list(xs[0].shape[1:])}"
+            )
+        if x.is_floating_point() and not torch.isfinite(x).all():
+            raise UserError(f"client {client} {kind}: inputs hold NaN or infinite values")
+    sizes = torch.tensor([y.numel() for y in ys])
+    if kind == "train" and int(sizes.min()) == 0:
+        raise UserError(f"client {int(sizes.argmin())} has no training samples")
+    x = torch.cat(xs)
+    floats = x.to(torch.float32) if x.dtype in (torch.uint8, torch.float64, torch.float16) else x
+    return Part(floats, torch.cat(ys), _starts(sizes), sizes)
+
+
+def _read(dataset: Any) -> tuple[Tensor, Tensor]:
+    samples = [dataset[index] for index in range(len(dataset))]
+    if not samples:
+        raise UserError("a data set is empty: every client needs at least one sample")
+    xs = torch.stack([torch.as_tensor(x) for x, _ in samples])
+    return xs, torch.tensor([int(y) for _, y in samples])

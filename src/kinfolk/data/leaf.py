@@ -1,0 +1,129 @@
+"""LEAF's JSON files: FEMNIST (users are writers) and CelebA (users are celebrities).
+
+Caldas et al., "LEAF: a benchmark for federated settings", 2018. A folder holds train/*.json and test/*.json
+as LEAF's preprocess.sh leaves them; each file is
+{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
+User numbers are positions in the sorted list of the user names of both parts: a user of both has one number.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kinfolk.data.formats import Array, Arrays, read_image, read_json
+from kinfolk.errors import UserError
+
+PARTS = ("train", "test")
+FEMNIST_CLASSES = 62
+CELEBA_SIDE = 84
+CELEBA_LEAST = 5  # LEAF drops celebrities with fewer images
+
+_User = tuple[Any, Array]  # x as `convert` made it, y [N] int64
+_Part = dict[str, _User]
+
+
+def read_femnist(folder: Path) -> Arrays:
+    """x: [N, 1, 28, 28] uint8, white = 255; y: [N] uint8 in 0..61; user: [N] int64.
+
+    The files hold 784 numbers in [0, 1] with white = 1. They were made from bytes, so rounding to 1/255 gives
+    the original pixels back, at a quarter of the memory.
+    """
+    parts = {part: _read_part(folder, part, _femnist_pixels, FEMNIST_CLASSES) for part in PARTS}
+    numbers = _numbers(parts.values())
+    arrays: Arrays = {}
+    for part, users in parts.items():
+        empty = np.empty((0, 1, 28, 28), np.uint8)
+        arrays[f"{part}_x"] = np.concatenate([empty, *(x for x, _ in users.values())])
+        _add_labels(arrays, part, users, numbers)
+    return arrays
+
+
+def _femnist_pixels(x: Sequence[Any]) -> Array:
+    pixels = np.asarray(x, np.float32) if x else np.empty((0, 784), np.float32)
+    if pixels.ndim != 2 or pixels.shape[1] != 784:
+        raise ValueError(f"x is {list(pixels.shape)}, expected [N, 784]")
+    if not (pixels >= 0).all() or not (pixels <= 1).all():  # written so that a NaN fails too
+        raise ValueError(f"pixels run from {pixels.min()} to {pixels.max()}, expected 0 to 1")
+    return np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
+
+
+def read_celeba(folder: Path, least: int = CELEBA_LEAST) -> Arrays:
+    """x: [N, 3, 84, 84] uint8; y: [N] uint8, 1 = smiling; user: [N] int64.
+
+    The JSON names image files, which lie in raw/img_align_celeba/ (or in raw/). Users with fewer than `least`
+    images in train and test together are dropped.
+    """
+    images = next((path for path in (folder / "raw" / "img_align_celeba", folder / "raw") if path.is_dir()), None)
+    if images is None:
+        raise UserError(f"{folder}: there is no raw/img_align_celeba folder with CelebA's images")
+    parts = {part: _read_part(folder, part, _file_names, 2) for part in PARTS}
+    counts: dict[str, int] = {}
+    for users in parts.values():
+        for user, (x, _) in users.items():
+            counts[user] = counts.get(user, 0) + len(x)
+    parts = {part: {u: own for u, own in users.items() if counts[u] >= least} for part, users in parts.items()}
+    numbers = _numbers(parts.values())
+    arrays: Arrays = {}
+    for part, users in parts.items():
+        files = [images / name for x, _ in users.values() for name in x]
+        x = np.empty((len(files), 3, CELEBA_SIDE, CELEBA_SIDE), np.uint8)
+        for row, path in enumerate(files):
+            x[row] = read_image(path, (CELEBA_SIDE, CELEBA_SIDE)).transpose(2, 0, 1)
+        arrays[f"{part}_x"] = x
+        _add_labels(arrays, part, users, numbers)
+    return arrays
+
+
+def _file_names(x: Sequence[Any]) -> list[str]:
+    for name in x:
+        # A name with a folder in it could reach any file of the machine.
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise ValueError(f"x holds {name!r}, expected the name of an image file")
+    return list(x)
+
+
+def _read_part(folder: Path, part: str, convert: Callable[[Sequence[Any]], Any], classes: int) -> _Part:
+    files = sorted((folder / part).glob("*.json"))
+    if not files:
+        raise UserError(f"{folder / part}: there are no LEAF files (*.json)")
+    users: _Part = {}
+    for file in files:
+        new = read_json(file, lambda document: _read_users(document, convert, classes))
+        if twice := sorted(users.keys() & new.keys()):
+            raise UserError(f"{file}: user '{twice[0]}' is already in another file of {part} ({len(twice)} such users)")
+        users.update(new)
+    return users
+
+
+def _read_users(document: Any, convert: Callable[[Sequence[Any]], Any], classes: int) -> _Part:
+    if not isinstance(document, dict):
+        raise ValueError("expected an object with 'users', 'num_samples' and 'user_data'")
+    names, sizes, data = document["users"], document["num_samples"], document["user_data"]
+    if len(names) != len(sizes):
+        raise ValueError(f"{len(names)} users but {len(sizes)} entries in num_samples")
+    users: _Part = {}
+    for name, size in zip(names, sizes):
+        own = data[name]
+        x, y = own["x"], own["y"]
+        if not len(x) == len(y) == size:
+            raise ValueError(f"user '{name}' has {len(x)} x and {len(y)} y, num_samples says {size}")
+        if wrong := [label for label in y if type(label) is not int or not 0 <= label < classes]:
+            raise ValueError(f"user '{name}' has the label {wrong[0]!r}, expected 0 to {classes - 1}")
+        try:
+            users[name] = (convert(x), np.array(y, np.int64))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"user '{name}': {error}") from error
+    return users
+
+
+def _numbers(parts: Any) -> dict[str, int]:
+    return {user: number for number, user in enumerate(sorted({user for users in parts for user in users}))}
+
+
+def _add_labels(arrays: Arrays, part: str, users: _Part, numbers: dict[str, int]) -> None:
+    labels = [y for _, y in users.values()]
+    owners = [np.full(len(y), numbers[user], np.int64) for user, (_, y) in users.items()]
+    arrays[f"{part}_y"] = np.concatenate([np.empty(0, np.int64), *labels]).astype(np.uint8)
+    arrays[f"{part}_user"] = np.concatenate([np.empty(0, np.int64), *owners])

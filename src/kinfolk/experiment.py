@@ -1,0 +1,367 @@
+"""One experiment with one seed: build the parts, go through the rounds, measure, keep everything in a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kinfolk import engines, metrics, models
+from kinfolk.cohort.cohort import initial_model
+from kinfolk.cohort.layout import Layout
+from kinfolk.config import Config, read, resolve
+from kinfolk.data import catalog
+from kinfolk.data.federation import Federation
+from kinfolk.data.formats import Dataset
+from kinfolk.data.partition import Labels, Split
+from kinfolk.errors import UserError
+from kinfolk.models import Factory
+from kinfolk.runs import checkpoint
+from kinfolk.runs.folder import RunFolder, free_path
+
+CHECKPOINT_SECONDS = 30.0  # between checkpoints when no number of rounds is given
+
+
+class Observer:
+    """Told how a run goes on. This one says nothing; the command line has its own."""
+
+    def started(self, config: Config, folder: Path, first: int, device: str) -> None: ...
+
+    def round(self, t: int, row: dict[str, Any] | None) -> None:
+        """Round t is done; `row` holds the metrics if it was evaluated."""
+
+    def notice(self, text: str) -> None: ...
+
+    def finished(self, result: Result) -> None: ...
+
+
+class Interrupted(Exception):
+    """The user stopped the run; everything up to `round` is in `folder`."""
+
+    def __init__(self, folder: Path, round: int) -> None:
+        super().__init__(f"stopped after round {round}; go on with: kinfolk resume {folder}")
+        self.folder = folder
+        self.round = round
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    config: Config
+    summary: dict[str, Any]  # the last evaluation, the best round, seconds
+    metrics: list[dict[str, Any]]  # one dict per evaluation
+    clients: list[dict[str, Any]]  # one dict per client
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over clients of each client's own model on its own test set, after the last round."""
+        return float(self.summary["accuracy"])
+
+    def weights(self) -> Tensor:
+        """All clients' models after the last round: [n, d]."""
+        return checkpoint.load(self.folder / "checkpoint").tensors["weights"]
+
+    def load_into(self, module: nn.Module, client: int) -> nn.Module:
+        """Write a client's trained weights into a module of the same kind."""
+        Layout.of(module).load(self.weights()[client], module)
+        return module
+
+
+def run(
+    experiment: str | Path | dict[str, Any] | Config,
+    overrides: Sequence[str] = (),
+    *,
+    data: Federation | None = None,
+    model: Factory | None = None,
+    out: str | Path | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """Run an experiment: a file, the name of a shipped one, a dict of sections, or a Config.
+
+    `data` and `model` replace what the experiment names by your own federation and module factory. The run is kept in
+    `out`, by default a new folder under `runs/`.
+    """
+    config = experiment if isinstance(experiment, Config) else read(experiment, overrides)
+    observer = observer or Observer()
+    device = find_device(config.run.device)
+    if data is not None:
+        config = dataclasses.replace(
+            config, data=dataclasses.replace(config.data, name=data.name, clients=data.clients)
+        )
+    parts, config = _prepare(config, device, data, model, observer)
+    engine = _engine(parts, config)
+    path = free_path(default_folder(config)) if out is None else Path(out)
+    facts = {"device": device_name(device), "custom_data": data is not None, "custom_model": model is not None}
+    with RunFolder.create(path, config.sections(), facts) as folder:
+        return _rounds(config, engine, folder, 0, 0.0, observer)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    rounds: int | None = None,
+    data: Federation | None = None,
+    model: Factory | None = None,
+    device: str | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """Go on with a run where its last checkpoint left it, or make a finished one longer with `rounds`."""
+    observer = observer or Observer()
+    with RunFolder.open(Path(folder), write=True) as opened:
+        config = resolve(opened.config())
+        facts = opened.facts()
+        for what, given in (("data", data), ("model", model)):
+            if facts.get(f"custom_{what}") and given is None:
+                raise UserError(
+                    f"{folder} was run with {what} of your own: call kinfolk.resume(..., {what}=...) from Python"
+                )
+        if rounds is not None:
+            if rounds < config.run.rounds:
+                raise UserError(
+                    f"{folder} already asks for {config.run.rounds} rounds: rounds={rounds} would shorten it"
+                )
+            config = config.with_run(rounds=rounds)
+            opened.extend(rounds)
+        elif opened.status().state == "finished":
+            observer.notice(f"{folder} is finished; `--rounds N` makes it longer")
+            return read_result(Path(folder))
+        where = find_device(device or config.run.device)
+        parts, config = _prepare(config, where, data, model, observer)
+        engine = _engine(parts, config)
+        done, seconds = 0, 0.0
+        if checkpoint.rounds(opened.checkpoints):
+            saved = checkpoint.load(opened.checkpoints, expect={"config": config.identity()})
+            for notice in saved.notices:
+                observer.notice(notice)
+            engines.restore(engine, saved.tensors)
+            done, seconds = saved.round, float(saved.facts["seconds"])
+        opened.rewind(done)
+        return _rounds(config, engine, opened, done, seconds, observer)
+
+
+def read_result(path: Path) -> Result:
+    """A finished run, from its folder."""
+    folder = RunFolder.open(path)
+    return Result(path, resolve(folder.config()), folder.summary(), folder.metrics(), folder.clients())
+
+
+def default_folder(config: Config) -> Path:
+    return Path("runs") / f"{config.name}-{config.method_name}-seed{config.run.seed}"
+
+
+def find_device(name: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N as a device that is there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"'run.device' = '{name}': auto, cpu, cuda or cuda:N is needed") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"'run.device' = '{name}': auto, cpu, cuda or cuda:N is needed")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        found = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
+        raise UserError(f"'run.device' = '{name}', but this machine has {found}; use device=auto or cpu")
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+# -- building ----------------------------------------------------------------------------------------------------
+
+
+def load_split(config: Config) -> tuple[Dataset, Split]:
+    """The data set of an experiment and who holds which of its samples."""
+    dataset = catalog.load(config.data.name)
+    labels = Labels(dataset.train.y, dataset.test.y, dataset.classes, dataset.train.user, dataset.test.user)
+    data = config.data
+    return dataset, config.split.divide(labels, data.clients, data.train, data.test, config.run.seed)
+
+
+def load_federation(config: Config) -> Federation:
+    """The clients' data of an experiment."""
+    dataset, split = load_split(config)
+    return Federation.from_split(dataset, split, config.data.scale)
+
+
+def _prepare(
+    config: Config, device: torch.device, data: Federation | None, model: Factory | None, observer: Observer
+) -> tuple[engines.Parts, Config]:
+    federation = load_federation(config) if data is None else data
+    for note in federation.notes:
+        observer.notice(note)
+    config, notices = _clip(config, federation.clients)
+    for notice in notices:
+        observer.notice(notice)
+    if hasattr(config.method, "arrange"):
+        federation = config.method.arrange(federation)
+    factory = models.find(config.model) if model is None else model
+    options = config.model_options if model is None else {}
+    seed = config.run.seed
+
+    def build() -> nn.Module:
+        return initial_model(lambda: models.make(factory, federation.input_shape, federation.classes, options), seed)
+
+    settings = {
+        "training": config.training,
+        "seed": seed,
+        "device": device,
+        "precision": config.run.precision,
+        "chunk": config.run.chunk,
+    }
+    return engines.Parts(federation, build, config.method, config.faults, settings), config
+
+
+def _clip(config: Config, n: int) -> tuple[Config, list[str]]:
+    """Nobody has more than n - 1 peers: settings that ask for more are lowered, with a notice."""
+    notices = []
+    method, most = config.method, max(1, n - 1)  # alone, a client asks for one peer and gets none
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if field.metadata.get("peers") and value is not None and value > most:
+            notices.append(f"method.{field.name} = {value}, but a client has only {n - 1} peers: using {most}")
+            method = dataclasses.replace(method, **{field.name: most})
+    return dataclasses.replace(config, method=method), notices
+
+
+def _engine(parts: engines.Parts, config: Config) -> engines.Engine:
+    if config.run.engine == "sharded":
+        return engines.ShardedEngine(parts, config.run.shards)
+    return engines.InProcessEngine(parts)
+
+
+# -- the rounds --------------------------------------------------------------------------------------------------
+
+
+def _rounds(
+    config: Config, engine: engines.Engine, folder: RunFolder, done: int, seconds: float, observer: Observer
+) -> Result:
+    """Rounds done+1 .. T. `seconds` is what the rounds so far took."""
+    total = config.run.rounds
+    observer.started(config, folder.path, done, str(engine.shards[0].cohort.device))
+    clusters = engine.shards[0].cohort.clusters
+    known = None if clusters is None else clusters.cpu().numpy()
+    begin = time.perf_counter() - seconds
+    saved_at, saved = time.perf_counter(), done
+    with _interruptible(observer) as stop:
+        for t in range(done + 1, total + 1):
+            evaluate = t % config.run.evaluate_every == 0 or t in (1, total)
+            engine.step(t, evaluate)
+            edges = engines.edges(engine)
+            folder.graph.add(t, edges.client, edges.neighbor, edges.weight)
+            row = None
+            if evaluate:
+                row = _measure(t, engines.results(engine), edges, known, time.perf_counter() - begin)
+                folder.append_metrics(row)
+            observer.round(t, row)
+            due = time.perf_counter() - saved_at > CHECKPOINT_SECONDS
+            if config.run.checkpoint_every is not None:
+                due = t % config.run.checkpoint_every == 0
+            if t == total or due or stop.is_set():
+                _save(folder, config, t, engine, time.perf_counter() - begin)
+                saved_at, saved = time.perf_counter(), t
+            if stop.is_set() and t < total:
+                raise Interrupted(folder.path, saved)
+    final = engines.results(engine)
+    _write_clients(folder, final, known, engine)
+    history = folder.metrics()
+    folder.finish(_summary(history, config))
+    result = read_result(folder.path)
+    observer.finished(result)
+    return result
+
+
+def _save(folder: RunFolder, config: Config, t: int, engine: engines.Engine, seconds: float) -> None:
+    folder.graph.flush()
+    facts = {"config": config.identity(), "seconds": seconds}
+    checkpoint.save(folder.checkpoints, t, engines.snapshot(engine), facts)
+
+
+def _measure(
+    t: int, results: engines.Results, edges: metrics.Edges, clusters: np.ndarray | None, seconds: float
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"round": t, **metrics.spread(results.accuracy)}
+    row["before_mixing"] = metrics.spread(results.before_mixing)["accuracy"]
+    row["loss"] = float(np.nanmean(results.loss)) if np.isfinite(results.loss).any() else math.nan
+    if results.neighbors is not None:
+        edges = metrics.Edges.of_lists(results.neighbors)
+    if clusters is not None and edges.client.size:
+        row |= metrics.matching(edges, clusters)
+    row["models_received"] = int(results.models_received.sum())
+    row["bytes_received"] = int(results.bytes_received.sum())
+    row["peak_received"] = int(results.peak_received.max())
+    row["quarantined"] = int(results.quarantined.sum())
+    row["seconds"] = round(seconds, 3)
+    return row
+
+
+def _write_clients(
+    folder: RunFolder, results: engines.Results, clusters: np.ndarray | None, engine: engines.Engine
+) -> None:
+    train = torch.cat([shard.cohort.data.train.sizes for shard in engine.shards])
+    test = torch.cat([shard.cohort.data.test.sizes for shard in engine.shards])
+    rows = []
+    for i in range(results.accuracy.size):
+        rows.append(
+            {
+                "client": i,
+                "cluster": None if clusters is None else int(clusters[i]),
+                "train_samples": int(train[i]),
+                "test_samples": int(test[i]),
+                "accuracy": float(results.accuracy[i]),
+                "loss": float(results.loss[i]),
+                "before_mixing": float(results.before_mixing[i]),
+                "models_received": int(results.models_received[i]),
+                "bytes_received": int(results.bytes_received[i]),
+                "quarantined": int(results.quarantined[i]),
+            }
+        )
+    folder.write_clients(rows)
+
+
+def _summary(history: list[dict[str, Any]], config: Config) -> dict[str, Any]:
+    best = max(history, key=lambda row: row["accuracy"] if row["accuracy"] is not None else -1.0)
+    return {
+        "method": config.method_name,
+        "seed": config.run.seed,
+        **history[-1],
+        "best_accuracy": best["accuracy"],
+        "best_round": best["round"],
+    }
+
+
+@contextmanager
+def _interruptible(observer: Observer) -> Iterator[threading.Event]:
+    """Ctrl-C finishes the round and saves it; a second one stops at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def on_signal(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        observer.notice("stopping after this round (press Ctrl-C again to stop at once)")
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

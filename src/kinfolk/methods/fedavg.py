@@ -1,0 +1,55 @@
+"""FedAvg: one model for all, averaged by a server.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data. AISTATS 2017.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfolk import randomness
+from kinfolk.cohort.cohort import Cohort
+from kinfolk.methods.registry import register, shared
+from kinfolk.peers.base import Peers
+from kinfolk.settings import setting
+
+
+@dataclass(frozen=True)
+class State:
+    model: Tensor = shared()  # [d] the server's model
+
+
+@register("fedavg")
+@dataclass(frozen=True)
+class FedAvg:
+    """A server averages the models of all (or of a random share of the) clients every round; everybody uses the result.
+
+    Weights are the clients' numbers of training samples. Accuracy is the one global model's on every client's own test
+    set. If nobody reports in a round the global model stays as it was.
+    """
+
+    participation: float = setting(1.0, "share of the clients that train in a round (C)", gt=0, le=1)
+
+    def start(self, cohort: Cohort) -> State:
+        return State(cohort.initial)
+
+    def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
+        cohort.adopt(state.model)
+        chosen = self.participants(t, cohort, peers)
+        cohort.train(t, active=chosen)
+        weights = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
+        mean = peers.mean(t, cohort.weights, weights)
+        model = torch.where(torch.isfinite(mean).all(), mean, state.model)
+        cohort.adopt(model)
+        return State(model)
+
+    def participants(self, t: int, cohort: Cohort, peers: Peers) -> Tensor:
+        """[m] Who trains this round: every process draws the same set for all n clients and looks up its own."""
+        count = max(1, round(self.participation * peers.n))
+        if count >= peers.n:
+            return torch.ones(len(cohort), dtype=torch.bool, device=cohort.device)
+        server = torch.tensor([peers.n], device=cohort.device)
+        drawn = randomness.positions(cohort.seed, "participants", t, server, server, count)
+        return torch.isin(cohort.ids, drawn)

@@ -1,0 +1,82 @@
+"""Methods by name: shipped ones, a user's own, and those that installed packages add."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from fnmatch import fnmatch
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeVar
+
+from kinfolk.cohort.cohort import Cohort
+from kinfolk.errors import UserError, nearest
+from kinfolk.peers.base import Peers
+
+
+class Method(Protocol):
+    """How a client learns with others. A frozen dataclass: its fields are the settings of `[method]`.
+
+    `State` is a dataclass of tensors with leading dimension m (or None): it is checkpointed, sharded and resumed by
+    walking its fields. A field declared with `shared()` is the same for all clients and has no such dimension. A state
+    that has a field `neighbors` [m, *] (ids, -1 for none) is judged by that list; any other by who was mixed in.
+    """
+
+    def start(self, cohort: Cohort) -> Any:
+        """The state before round 1."""
+
+    def step(self, t: int, cohort: Cohort, state: Any, peers: Peers) -> Any:
+        """Round t: train, look around, mix. Changes models through the cohort and returns the new state."""
+
+
+M = TypeVar("M")
+_METHODS: dict[str, type[Any]] = {}
+_plugins_loaded = False
+
+
+def register(name: str) -> Callable[[type[M]], type[M]]:
+    """Class decorator: make a method available under `name` in experiment files and on the command line."""
+
+    def add(cls: type[M]) -> type[M]:
+        if not dataclasses.is_dataclass(cls) or not hasattr(cls, "start") or not hasattr(cls, "step"):
+            raise TypeError(f"{cls.__name__} must be a dataclass with start(cohort) and step(t, cohort, state, peers)")
+        known = _METHODS.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"the method name '{name}' is taken by {known.__module__}.{known.__qualname__}")
+        cls.method_name = name  # type: ignore[attr-defined]
+        _METHODS[name] = cls
+        return cls
+
+    return add
+
+
+def shared() -> Any:
+    """A state field that all clients have in common (no leading dimension m)."""
+    return dataclasses.field(metadata={"shared": True})
+
+
+def find(name: str) -> type[Any]:
+    """The method class called `name`."""
+    _load_plugins()
+    if name not in _METHODS:
+        raise UserError(f"unknown method '{name}': {nearest(name, _METHODS)}")
+    return _METHODS[name]
+
+
+def names(pattern: str = "*") -> list[str]:
+    """Names of the methods that match a wildcard pattern."""
+    _load_plugins()
+    return sorted(name for name in _METHODS if fnmatch(name, pattern))
+
+
+def summary(cls: type) -> str:
+    """The first sentence of a method's docstring."""
+    return (cls.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " ")
+
+
+def _load_plugins() -> None:
+    """Packages that declare an entry point in the group `kinfolk.methods` register on import."""
+    global _plugins_loaded
+    if not _plugins_loaded:
+        _plugins_loaded = True
+        for entry in entry_points(group="kinfolk.methods"):
+            entry.load()

@@ -1,0 +1,98 @@
+"""The papers' nets, and how to bring your own.
+
+A factory takes the shape of one input and the number of classes and returns an `nn.Module`; in an experiment file it is
+named (`name = "mlp"`) or pointed at (`name = "package.module:factory"`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from kinfolk.errors import UserError, nearest
+
+Factory = Callable[..., nn.Module]  # (input_shape, classes, **options) -> module
+
+
+def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Multinomial logistic regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes))
+
+
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 200, layers: int = 2) -> nn.Module:
+    """Fully connected net with ReLU; 784-200-200-10 on MNIST (PANM's net for MNIST and FashionMNIST)."""
+    if hidden < 1 or layers < 0:
+        raise UserError(f"model 'mlp' needs hidden >= 1 and layers >= 0: hidden = {hidden}, layers = {layers}")
+    modules: list[nn.Module] = [nn.Flatten()]
+    width = math.prod(input_shape)
+    for _ in range(layers):
+        modules += [nn.Linear(width, hidden), nn.ReLU()]
+        width = hidden
+    return nn.Sequential(*modules, nn.Linear(width, classes))
+
+
+def cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Three 3×3 convolutions (32, 64, 64), each halved by pooling, two linear layers: 73,418 weights on CIFAR-10."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < 22:
+        raise UserError(f"model 'cnn' needs images of at least 22×22 pixels, the data have {list(input_shape)}")
+    side = [_after_three_pools(size) for size in input_shape[1:]]
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * side[0] * side[1], 64), nn.ReLU(), nn.Linear(64, classes),
+    )  # fmt: skip
+
+
+def _after_three_pools(size: int) -> int:
+    for _ in range(3):
+        size = (size - 2) // 2
+    return size
+
+
+NETS: dict[str, Factory] = {"linear": linear, "mlp": mlp, "cnn": cnn}
+
+
+def find(name: str) -> Factory:
+    """The factory called `name`: a shipped net or "package.module:factory"."""
+    if ":" not in name:
+        if name not in NETS:
+            raise UserError(f"unknown model '{name}': {nearest(name, NETS)} (your own: \"package.module:factory\")")
+        return NETS[name]
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UserError(f"model '{name}' must look like \"package.module:factory\"")
+    if str(Path.cwd()) not in sys.path:  # a file beside the experiment is what people write first
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"model '{name}': no module named '{error.name}' (looked in this folder and on the path)"
+        ) from None
+    except AttributeError:
+        raise UserError(f"model '{name}': '{module_name}' has no '{attribute}'") from None
+    if not callable(factory):
+        raise UserError(f"model '{name}' is not callable: a function (input_shape, classes) -> nn.Module is needed")
+    return factory  # type: ignore[no-any-return]
+
+
+def make(factory: Factory, input_shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> nn.Module:
+    """Call a factory, and say what is wrong with it in one line."""
+    try:
+        module = factory(input_shape, classes, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        name = getattr(factory, "__name__", factory)
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"model '{name}' could not be made from (input_shape, classes) and {options or 'no options'}: {reason}"
+        ) from None
+    if not isinstance(module, nn.Module):
+        raise UserError(f"the model factory returned a {type(module).__name__}, not an nn.Module")
+    return module

@@ -1,0 +1,126 @@
+"""Live progress in a terminal, plain lines elsewhere; always on standard error, so that results can be piped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from kinfolk.config import Config
+from kinfolk.experiment import Observer, Result
+
+PLAIN_SECONDS = 10.0  # a line at least this often when nothing can be redrawn
+
+
+class Reporter(Observer):
+    """Shows how runs go on: one after another in a comparison."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self.live: Progress | None = None
+        self.label = ""
+        self.folder: Path | None = None  # of the run that goes on
+        self.total = self.first = 0
+        self.accuracy = ""
+        self.began = self.spoke = 0.0
+
+    def started(self, config: Config, folder: Path, first: int, device: str) -> None:
+        self.label = f"{config.method_name} seed {config.run.seed}"
+        self.folder = folder
+        self.total, self.first, self.accuracy = config.run.rounds, first, ""
+        self.began = self.spoke = time.monotonic()
+        if self.console.is_terminal:
+            self.live = Progress(
+                TextColumn("{task.description:<20}"),
+                BarColumn(),
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[accuracy]}"),
+                TextColumn("{task.fields[left]}"),
+                console=self.console,
+            )
+            self.live.add_task(self.label, total=self.total, completed=first, accuracy="", left="")
+            self.live.start()
+        else:
+            go_on = f", going on after round {first}" if first else ""
+            self._say(f"{self.label}: {self.total} rounds on {device}, {folder}{go_on}")
+
+    def round(self, t: int, row: dict[str, Any] | None) -> None:
+        if row is not None and row["accuracy"] == row["accuracy"]:
+            self.accuracy = f"accuracy {100 * row['accuracy']:5.1f} %"
+        if self.live is not None:
+            self.live.update(self.live.task_ids[0], completed=t, accuracy=self.accuracy, left=self._time(t))
+            if t == self.total:
+                self._end()
+            return
+        now = time.monotonic()
+        if row is not None or now - self.spoke > PLAIN_SECONDS:
+            self.spoke = now
+            self._say(f"{self.label}: round {t}/{self.total}  {self.accuracy}  {self._time(t)}")
+
+    def notice(self, text: str) -> None:
+        self.console.print(f"[yellow]note:[/yellow] {escape(text)}", soft_wrap=True)
+
+    def finished(self, result: Result) -> None:
+        self._end()
+
+    def close(self) -> None:
+        """Leave the terminal as it was, whatever happened."""
+        self._end()
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True, markup=False)
+
+    def _time(self, t: int) -> str:
+        """How long the rounds after t will take if they are like those so far; after the last, how long they took."""
+        taken = time.monotonic() - self.began
+        return f"{clock(taken / (t - self.first) * (self.total - t))} left" if t < self.total else f"in {clock(taken)}"
+
+    def _end(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+
+def clock(seconds: float) -> str:
+    """12 s, 3 min, 2 h 05 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class DownloadBar:
+    """Progress of downloads: call it with (label, done, total)."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.live: Progress | None = None
+        self.tasks: dict[str, Any] = {}
+        self.said: dict[str, int] = {}
+
+    def __call__(self, label: str, done: int, total: int | None) -> None:
+        if not self.console.is_terminal:
+            step = done * 4 // total if total else 0
+            if self.said.get(label) != step:
+                self.said[label] = step
+                size = f" of {total / 1e6:.1f}" if total else ""
+                self.console.print(f"{label}: {done / 1e6:.1f}{size} MB", soft_wrap=True, markup=False)
+            return
+        if self.live is None:
+            self.live = Progress(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"), console=self.console
+            )
+            self.live.start()
+        if label not in self.tasks:
+            self.tasks[label] = self.live.add_task(label, total=total, size="")
+        size = f"{done / 1e6:.1f} MB" if total is None else f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
+        self.live.update(self.tasks[label], completed=done, total=total, size=size)
+
+    def close(self) -> None:
+        if self.live is not None:
+            self.live.stop()

@@ -1,0 +1,83 @@
+"""Draws without a generator: every random number is a pure function of (seed, purpose, round, client, index).
+
+Nothing is stored and nothing is consumed, so a run is the same whatever the number of shards, the order of clients,
+or the round it was resumed at, and the integer hashing gives the same bits on a CPU and on a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_CLIENT = -7046029254386353131  # odd 64-bit constants with no pattern: the golden ratio,
+_INDEX = -4417276706812531889  # and two from the splitmix64 family, as signed integers
+_MIX_1 = -4658895280553007687
+_MIX_2 = -7723592293110705685
+_LARGEST = 2**63 - 1
+
+
+@lru_cache(maxsize=4096)
+def key(seed: int, purpose: str, round: int = 0) -> int:
+    """A signed 64-bit key for one purpose in one round of one seed."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{round}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    """Logical right shift: torch's >> on int64 drags the sign along."""
+    return (x >> by) & (_LARGEST >> (by - 1))
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def bits(seed: int, purpose: str, round: int, client: Tensor, index: Tensor) -> Tensor:
+    """63 random bits as non-negative int64, of the shape that `client` and `index` broadcast to."""
+    start = _mix(client.to(torch.int64) * _CLIENT + key(seed, purpose, round))
+    return _shift(_mix(start + index.to(torch.int64) * _INDEX), 1)
+
+
+def uniform(seed: int, purpose: str, round: int, client: Tensor, index: Tensor) -> Tensor:
+    """Uniform float64 in [0, 1), exact in its 53 bits on every device."""
+    return (bits(seed, purpose, round, client, index) >> 10).to(torch.float64) * 2.0**-53
+
+
+def permutations(seed: int, purpose: str, round: int, client: Tensor, sizes: Tensor, first: int = 0) -> Tensor:
+    """A random order of 0..sizes[i]-1 for each client: [m, max(sizes)], positions past the size come last.
+
+    `first` offsets the index, so that several permutations of one round differ.
+    """
+    width = int(sizes.max()) if sizes.numel() else 0
+    index = torch.arange(width, device=client.device)
+    keys = bits(seed, purpose, round, client[:, None], index[None, :] + first)
+    keys = keys.masked_fill(index[None, :] >= sizes[:, None], _LARGEST)
+    return keys.argsort(dim=1, stable=True)
+
+
+def positions(seed: int, purpose: str, round: int, client: Tensor, sizes: Tensor, count: int) -> Tensor:
+    """`count` distinct numbers out of 0..sizes[i]-1 for each client, -1 where there are not enough: [m, count].
+
+    Floyd's sampling, one column at a time for all clients: the cost does not grow with `sizes`, so ten thousand
+    clients can each draw five of ten thousand peers.
+    """
+    wanted = sizes.clamp(max=count)
+    chosen = torch.full((client.numel(), count), -1, dtype=torch.int64, device=client.device)
+    for column in range(count):
+        top = sizes - wanted + column  # the new number this column makes available
+        index = torch.full_like(client, column)
+        draw = (uniform(seed, purpose, round, client, index) * (top + 1)).floor().to(torch.int64)
+        taken = (chosen == draw[:, None]).any(dim=1)
+        draw = torch.where(taken, top, draw)
+        chosen[:, column] = torch.where(column < wanted, draw, -1)
+    return chosen
+
+
+def torch_seed(seed: int, purpose: str) -> int:
+    """A non-negative seed for torch's own generator, for code we do not own (a module's initialisation)."""
+    return key(seed, purpose) & _LARGEST

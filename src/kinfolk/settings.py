@@ -1,0 +1,97 @@
+"""Settings are frozen dataclasses: every field is a config key with a type, a default and a help line.
+
+`setting(5, "peers averaged each round", ge=1)` declares a field; `build(cls, values, where)` makes an instance from
+what a TOML file or the command line gave and turns every mistake into one line that says where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from kinfolk.errors import UserError, nearest
+
+T = TypeVar("T")
+BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "ge": ("at least", lambda value, bound: value >= bound),
+    "gt": ("greater than", lambda value, bound: value > bound),
+    "le": ("at most", lambda value, bound: value <= bound),
+    "lt": ("less than", lambda value, bound: value < bound),
+}
+
+
+def setting(default: Any = dataclasses.MISSING, help: str = "", **bounds: float) -> Any:
+    """A dataclass field with a help line and optional bounds (`ge`, `gt`, `le`, `lt`)."""
+    return dataclasses.field(default=default, metadata={"help": help, **bounds})
+
+
+def build(cls: type[T], values: dict[str, Any], where: str) -> T:
+    """An instance of the settings class `cls` from `values`; `where` is the section's name in messages."""
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise UserError(f"unknown key '{where}.{key}': {nearest(key, fields)}")
+    types = _hints(cls)  # type: ignore[arg-type]
+    checked: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in values:
+            checked[name] = _check(values[name], types[name], field, f"{where}.{name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UserError(f"'{where}.{name}' is missing: {field.metadata.get('help', 'it has no default')}")
+    try:
+        return cls(**checked)
+    except UserError as error:  # raised by __post_init__, which does not know its section
+        raise UserError(f"[{where}] {error}") from None
+
+
+def describe(cls: type) -> list[tuple[str, str, str, str]]:
+    """(name, type, default, help) of every setting of `cls`."""
+    types = _hints(cls)
+    rows = []
+    for field in dataclasses.fields(cls):
+        default = "" if field.default is dataclasses.MISSING else _plain(field.default)
+        rows.append((field.name, _type_name(types[field.name]), default, field.metadata.get("help", "")))
+    return rows
+
+
+def _check(value: Any, kind: Any, field: dataclasses.Field[Any], where: str) -> Any:
+    if value == "none" and type(None) in get_args(kind):  # TOML has no null, but a file's value can be taken back
+        return None
+    value = check_type(value, kind, where)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"'{where}' = {value!r}: must be a finite number")
+    if value is not None:
+        for name, (words, holds) in BOUNDS.items():
+            if name in field.metadata and not holds(value, field.metadata[name]):
+                raise UserError(f"'{where}' = {value!r}: must be {words} {field.metadata[name]:g}")
+    return value
+
+
+def check_type(value: Any, kind: Any, where: str) -> Any:
+    """`value` if it is of type `kind`; `where` is its full name in the message."""
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise UserError(f"'{where}' = {value!r}: {message[0].lower()}{message[1:]}") from None
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _type_name(kind: Any) -> str:
+    if isinstance(kind, type):
+        return kind.__name__
+    text = str(kind).replace("typing.", "").replace("Literal", "").replace("NoneType", "None")
+    return text.strip("[]").replace("'", '"') if text.startswith("[") else text
+
+
+def _plain(value: Any) -> str:
+    return "none" if value is None else f'"{value}"' if isinstance(value, str) else str(value).lower()

@@ -1,0 +1,182 @@
+"""The vectorised local SGD against the loop anybody would write."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import make_cohort, make_federation, train_plainly
+from kinfolk import Training, UserError
+from kinfolk.cohort.training import local_steps, plan
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+class Users(nn.Module):
+    """A module as users write them: nested, a tied weight, a frozen one, a buffer, an extra parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(6, 6)
+        self.frozen.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("shift", torch.linspace(-1, 1, 6))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x)) * self.scale + self.shift
+        return self.head(torch.relu(self.frozen(self.second(x))) + x)
+
+
+EQUAL, RAGGED = [20, 20, 20, 20, 20], [20, 3, 41, 8, 16]
+
+
+@pytest.mark.parametrize("sizes", [EQUAL, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize("chunk", [None, 1, 2], ids=["auto", "single", "pairs"])
+@pytest.mark.parametrize(
+    ("factory", "shape"), [(mlp, (6,)), (cnn, (2, 6, 6)), (Users, (6,))], ids=["mlp", "cnn", "user's"]
+)
+@pytest.mark.parametrize(("precision", "bound"), [("float64", 1e-10), ("float32", 1e-5)])
+def test_training_equals_a_plain_loop(
+    factory: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    sizes: list[int],
+    chunk: int | None,
+    precision: str,
+    bound: float,
+) -> None:
+    settings = Training(epochs=2, batch_size=8, lr=0.05, lr_decay=0.9, momentum=0.9)
+    cohort = make_cohort(make_federation(sizes, shape), factory, settings, precision, chunk=chunk)
+    for t in (1, 2, 3):
+        cohort.train(t)
+    trainable = [p for p in factory().parameters() if p.requires_grad]
+    assert cohort.layout.size == sum(p.numel() for p in trainable)
+    expected = plain_trainable(cohort, factory, 3)
+    assert (cohort.weights - expected).abs().max() <= bound * expected.abs().max()
+    assert (cohort.weights - cohort.initial).abs().max() > 0.01  # it did learn something
+
+
+def plain_trainable(cohort, factory, rounds):  # type: ignore[no-untyped-def]
+    """The plain loop's rows without the frozen parameters."""
+    rows = train_plainly(cohort, factory, rounds)
+    keep = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in factory().parameters()])
+    return rows[:, keep]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Training(steps=7, batch_size=8, lr=0.05),
+        Training(epochs=1, batch_size=64, lr=0.05, momentum=0.0),
+        Training(epochs=3, batch_size=5, lr=0.05, weight_decay=0.1),
+    ],
+    ids=["steps", "one batch, no momentum", "weight decay"],
+)
+def test_every_way_to_train_equals_a_plain_loop(settings: Training) -> None:
+    cohort = make_cohort(make_federation(RAGGED), mlp, settings)
+    cohort.train(1)
+    cohort.train(2)
+    torch.testing.assert_close(cohort.weights, train_plainly(cohort, mlp, 2), rtol=1e-10, atol=1e-12)
+
+
+def test_each_epoch_visits_every_sample_once_and_orders_differ() -> None:
+    sizes = torch.tensor([10, 4])
+    settings = Training(epochs=3, batch_size=4)
+    batches = plan(0, 1, torch.tensor([5, 9]), torch.tensor([0, 100]), sizes, settings)
+    assert local_steps(sizes, settings).tolist() == [9, 3]
+    assert batches.counts.tolist() == [[4, 4, 2] * 3, [4, 4, 4, 0, 0, 0, 0, 0, 0]]
+    epochs = []
+    for first in (0, 3, 6):
+        seen = [batches.index[0, s, : batches.counts[0, s]] for s in range(first, first + 3)]
+        epochs.append(torch.cat(seen).tolist())
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert sorted(batches.index[1, 0].tolist()) == [100, 101, 102, 103]
+
+
+def test_batches_of_another_round_are_others() -> None:
+    sizes, settings = torch.tensor([30]), Training(epochs=1, batch_size=30)
+    first, second = (plan(0, t, torch.tensor([0]), torch.tensor([0]), sizes, settings).index for t in (1, 2))
+    assert not torch.equal(first, second)
+
+
+def test_a_client_that_has_finished_does_not_coast_on_its_momentum() -> None:
+    short = make_cohort(make_federation([8, 80]), mlp)
+    alone = make_cohort(make_federation([8, 80]).select(torch.tensor([0])), mlp)
+    short.chunk = 2
+    short.train(1)
+    alone.train(1)
+    torch.testing.assert_close(short.weights[0], alone.weights[0], rtol=1e-12, atol=1e-12)
+
+
+def test_training_leaves_the_published_matrix_as_it_was() -> None:
+    cohort = make_cohort(make_federation(EQUAL), mlp)
+    before, copy = cohort.weights, cohort.weights.clone()
+    cohort.train(1)
+    assert torch.equal(before, copy)
+    assert cohort.weights is not before
+
+
+def test_only_active_and_present_clients_train() -> None:
+    cohort = make_cohort(make_federation(EQUAL), mlp)
+    cohort.begin(absent=torch.tensor([False, False, True, False, False]))
+    loss = cohort.train(1, active=torch.tensor([True, False, True, True, False]))
+    moved = (cohort.weights != cohort.initial).any(dim=1)
+    assert moved.tolist() == [True, False, False, True, False]
+    assert torch.isfinite(loss).tolist() == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_a_client_whose_loss_explodes_is_restored_and_quarantined(chunk: int | None) -> None:
+    data = make_federation(EQUAL)
+    data.train.x[data.train.starts[3]] = torch.inf
+    cohort = make_cohort(data, mlp, precision="float32", chunk=chunk)
+    loss = cohort.train(1)
+    assert cohort.round.quarantined.tolist() == [False, False, False, True, False]
+    assert torch.equal(cohort.weights[3], cohort.initial)
+    assert torch.isnan(loss[3])
+    assert torch.isfinite(cohort.weights).all()
+    assert cohort.silent().tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.BatchNorm1d(6), "GroupNorm"),
+        (nn.Dropout(0.5), "Dropout"),
+        (nn.LSTM(6, 6), "LSTM"),
+    ],
+)
+def test_layers_that_cannot_be_vectorised_are_refused_by_name(layer: nn.Module, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make_cohort(make_federation([4, 4]), lambda: nn.Sequential(layer, nn.Linear(6, 3)))
+
+
+def test_random_numbers_in_the_forward_pass_are_refused() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(nn.functional.dropout(x, 0.5))
+
+    cohort = make_cohort(make_federation([4, 4]), lambda: Noisy(6, 3))
+    with pytest.raises(UserError, match="random numbers"):
+        cohort.train(1)
+
+
+def test_a_model_with_the_wrong_output_or_input_says_so() -> None:
+    cohort = make_cohort(make_federation([4, 4]), lambda: nn.Sequential(nn.Linear(6, 3), nn.Unflatten(1, (3, 1))))
+    with pytest.raises(UserError, match=r"\[batch, classes\]"):
+        cohort.train(1)
+    with pytest.raises(UserError, match=r"inputs of shape \[6\]"):
+        make_cohort(make_federation([4, 4]), lambda: nn.Linear(5, 3))

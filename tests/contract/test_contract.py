@@ -1,0 +1,149 @@
+"""One contract for every registered method, shipped or yet to be written."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kinfolk
+from conftest import tiny_experiment
+from kinfolk import methods
+from kinfolk.experiment import resume
+from kinfolk.runs import checkpoint
+from kinfolk.runs.folder import RunFolder
+from kinfolk.runs.graph import read_graph
+from kinfolk.settings import describe
+
+METHODS = [name for name in methods.names() if methods.find(name).__module__.startswith("kinfolk.")]
+DOCS = Path(__file__).parents[2] / "docs" / "methods"
+STEADY = ("accuracy", "loss", "worst10", "before_mixing", "models_received", "bytes_received", "quarantined")
+
+
+def run(method: str, out: str, **sections: Any) -> kinfolk.Result:
+    return kinfolk.run(tiny_experiment(method={"name": method}, **sections), out=out)
+
+
+def rows(result: kinfolk.Result) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in result.metrics]
+
+
+def graph(result: kinfolk.Result) -> np.ndarray:
+    found = read_graph(result.folder)
+    return np.stack([found.round, found.client, found.neighbor, found.weight])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_runs_and_every_client_ends_with_a_finite_model(method: str) -> None:
+    result = run(method, "a")
+    assert torch.isfinite(result.weights()).all()
+    assert 0 <= result.accuracy <= 1
+    assert [row["round"] for row in result.metrics] == [1, 2, 4]
+    assert len(result.clients) == 8
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_deterministic(method: str) -> None:
+    first, second = run(method, "a"), run(method, "b")
+    assert torch.equal(first.weights(), second.weights())
+    assert rows(first) == rows(second)
+    assert not torch.equal(run(method, "c", run={"seed": 1}).weights(), first.weights())
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_it_does_not_depend_on_the_number_of_shards(method: str, shards: int) -> None:
+    sections: dict[str, Any] = {"faults": {"loss": 0.2, "absent": 0.2}}
+    one = run(method, "one", run={"precision": "float64"}, **sections)
+    many = run(method, "many", run={"precision": "float64", "engine": "sharded", "shards": shards}, **sections)
+    assert (one.weights() - many.weights()).abs().max() <= 1e-10
+    assert np.array_equal(graph(one)[:3], graph(many)[:3])  # the same choices, in the same order
+    for a, b in zip(one.metrics, many.metrics):
+        assert all(a[key] == pytest.approx(b[key], abs=1e-9) for key in STEADY)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_shards_that_train_the_same_chunks_are_bit_equal(method: str) -> None:
+    one = run(method, "one", run={"chunk": 2})
+    two = run(method, "two", run={"chunk": 2, "engine": "sharded", "shards": 2})
+    assert torch.equal(one.weights(), two.weights())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_float32_runs_agree_over_shards_to_its_precision(method: str) -> None:
+    one = run(method, "one")
+    four = run(method, "four", run={"engine": "sharded", "shards": 4})
+    assert (one.weights() - four.weights()).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_resumes_bit_exactly(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(method, "whole", run={"rounds": 5, "checkpoint_every": 1})
+
+    class Stop(kinfolk.Observer):
+        def round(self, t: int, row: dict[str, Any] | None) -> None:
+            if t == 4:
+                raise KeyboardInterrupt  # in the middle: round 4 is measured but not saved
+
+    settings = tiny_experiment(method={"name": method}, run={"rounds": 5, "checkpoint_every": 1})
+    with pytest.raises(KeyboardInterrupt):
+        kinfolk.run(settings, out="cut", observer=Stop())
+    assert RunFolder.open(Path("cut")).status().round == 3
+    resumed = resume("cut")
+    assert torch.equal(whole.weights(), resumed.weights())
+    assert rows(whole) == rows(resumed)
+    assert np.array_equal(graph(whole), graph(resumed))
+    assert whole.clients == resumed.clients
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_survives_lost_answers_and_absent_clients(method: str) -> None:
+    result = run(method, "a", faults={"loss": 0.9, "absent": 0.5, "absent_rounds": 2})
+    assert torch.isfinite(result.weights()).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_client_that_trains_to_nan_harms_nobody_else(method: str) -> None:
+    config = kinfolk.config.read(tiny_experiment(method={"name": method}))
+    data = kinfolk.load_federation(config)
+    data.train.x[data.train.starts[2]] = torch.inf
+    result = kinfolk.run(config, data=data, out="a")
+    assert torch.isfinite(result.weights()).all()
+    assert result.summary["quarantined"] >= 4  # once in every round
+    found = read_graph(result.folder)
+    if method != "centralized":  # there everybody copies client 0, which holds the bad sample
+        assert 2 not in found.neighbor
+        assert result.clients[2]["quarantined"] == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_client_alone_is_a_federation_too(method: str) -> None:
+    lonely = {"clients": 1, "split": {"kind": "iid"}}
+    data = kinfolk.load_federation(kinfolk.config.read(tiny_experiment(data=lonely)))
+    data = dataclasses.replace(data, clusters=torch.zeros(1, dtype=torch.int64))
+    result = kinfolk.run(tiny_experiment(method={"name": method}), data=data, out="a")
+    assert torch.isfinite(result.weights()).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_its_state_is_a_dataclass_of_tensors(method: str) -> None:
+    result = run(method, "a")
+    saved = checkpoint.load(result.folder / "checkpoint").tensors
+    for name, tensor in saved.items():
+        assert name.startswith("shared/") or tensor.shape[0] == 8, name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_described_and_documented(method: str) -> None:
+    cls = methods.find(method)
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen
+    assert len(methods.summary(cls)) > 30
+    assert all(help for _, _, _, help in describe(cls))
+    page = DOCS / f"{method}.md"
+    assert page.is_file(), f"docs/methods/{method}.md is missing"
+    text = page.read_text()
+    assert f"kinfolk run digits method.name={method}" in text  # the exact command
+    assert all(f"`{name}`" in text for name, *_ in describe(cls))  # every setting

@@ -1,0 +1,158 @@
+"""Runs from the outside: what they write, how they learn, how they are compared."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import kinfolk
+from conftest import make_federation, tiny_experiment
+from kinfolk.config import read
+from kinfolk.runs.folder import RunFolder
+from kinfolk.runs.graph import read_graph
+
+
+def test_a_run_leaves_everything_in_its_folder() -> None:
+    result = kinfolk.run(tiny_experiment(), out="here")
+    folder = RunFolder.open(Path("here"))
+    assert folder.status().state == "finished"
+    assert folder.config()["method"] == {"name": "random", "neighbors": 2}
+    assert folder.config()["training"]["momentum"] == 0.9  # a default, resolved
+    assert folder.facts()["version"] == kinfolk.__version__
+    assert [row["round"] for row in folder.metrics()] == [1, 2, 4]
+    assert len(folder.clients()) == 8
+    assert np.mean([row["accuracy"] for row in folder.clients()]) == pytest.approx(result.accuracy)
+    graph = read_graph(Path("here"))
+    assert graph.round.size == 4 * 8 * 2
+    assert graph.weight == pytest.approx(1 / 3)
+    assert result.weights().shape == (8, 64 * 16 + 16 + 16 * 10 + 10)
+
+
+def test_default_folders_never_collide() -> None:
+    first, second = kinfolk.run(tiny_experiment()), kinfolk.run(tiny_experiment())
+    assert [str(r.folder) for r in (first, second)] == ["runs/tiny-random-seed0", "runs/tiny-random-seed0-2"]
+
+
+def test_a_trained_model_can_be_taken_out() -> None:
+    result = kinfolk.run(tiny_experiment(), out="a")
+    data = kinfolk.load_federation(result.config)
+    module = result.load_into(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)), client=5)
+    start, size = int(data.test.starts[5]), int(data.test.sizes[5])
+    rows = slice(start, start + size)
+    accuracy = (module(data.test.x[rows]).argmax(1) == data.test.y[rows]).double().mean()
+    assert accuracy.item() == pytest.approx(result.clients[5]["accuracy"])
+
+
+def test_a_finished_run_can_be_made_longer_and_equals_a_long_one() -> None:
+    kinfolk.run(tiny_experiment(run={"rounds": 2}), out="short")
+    longer = kinfolk.resume("short", rounds=4)
+    whole = kinfolk.run(tiny_experiment(), out="whole")
+    assert torch.equal(longer.weights(), whole.weights())
+    assert RunFolder.open(Path("short")).status().state == "finished"
+    with pytest.raises(kinfolk.UserError, match="shorten"):
+        kinfolk.resume("short", rounds=3)
+
+
+def test_a_run_can_be_resumed_on_other_shards() -> None:
+    class Stop(kinfolk.Observer):
+        def round(self, t: int, row: dict[str, Any] | None) -> None:
+            if t == 3:
+                raise KeyboardInterrupt
+
+    settings = tiny_experiment(run={"checkpoint_every": 1, "precision": "float64", "engine": "sharded", "shards": 3})
+    with pytest.raises(KeyboardInterrupt):
+        kinfolk.run(settings, out="cut", observer=Stop())
+    text = Path("cut/config.toml").read_text().replace('engine = "sharded"', 'engine = "inprocess"')
+    Path("cut/config.toml").write_text(text)
+    whole = kinfolk.run(tiny_experiment(run={"precision": "float64"}), out="whole")
+    assert (kinfolk.resume("cut").weights() - whole.weights()).abs().max() < 1e-10
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again_in_its_folder() -> None:
+    class Stop(kinfolk.Observer):
+        def round(self, t: int, row: dict[str, Any] | None) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kinfolk.run(tiny_experiment(), out="cut", observer=Stop())
+    whole = kinfolk.run(tiny_experiment(), out="whole")
+    assert torch.equal(kinfolk.resume("cut").weights(), whole.weights())
+
+
+def test_custom_data_and_models_must_be_given_again_to_resume() -> None:
+    data = make_federation([10] * 4, clusters=[0, 0, 1, 1])
+
+    def factory(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Linear(*shape, classes)
+
+    kinfolk.run(tiny_experiment(run={"rounds": 2}), data=data, model=factory, out="own")
+    with pytest.raises(kinfolk.UserError, match="data of your own"):
+        kinfolk.resume("own", rounds=3)
+    assert kinfolk.resume("own", rounds=3, data=data, model=factory).metrics[-1]["round"] == 3
+
+
+def test_neighbors_beyond_n_minus_one_are_clipped_with_a_notice() -> None:
+    heard: list[str] = []
+
+    class Listen(kinfolk.Observer):
+        def notice(self, text: str) -> None:
+            heard.append(text)
+
+    result = kinfolk.run(tiny_experiment(method={"name": "random", "neighbors": 99}), out="a", observer=Listen())
+    assert heard == ["method.neighbors = 99, but a client has only 7 peers: using 7"]
+    assert result.config.method.neighbors == 7
+    assert result.summary["peak_received"] == 7
+
+
+def test_a_comparison_runs_the_references_beside_and_keeps_its_table() -> None:
+    comparison = kinfolk.compare(tiny_experiment(), ["random", "fedavg"], seeds=2, out="c")
+    assert [row.method for row in comparison.rows] == ["local", "random", "fedavg", "oracle"]
+    assert comparison.row("oracle").neighbor_precision == 1.0
+    assert comparison.row("local").helped is None
+    assert comparison.row("fedavg").neighbor_precision is None
+    assert comparison.row("random").models_received == 4 * 8 * 2
+    assert comparison.row("fedavg").models_received == 4 * 8 * 2  # one up and one down
+    accuracies = [result.accuracy for result in comparison.runs["random"]]
+    assert comparison.row("random").accuracy == pytest.approx(np.mean(accuracies))
+    assert comparison.row("random").accuracy_std == pytest.approx(np.std(accuracies, ddof=1))
+    kept = json.loads(Path("c/comparison.json").read_text())
+    assert [row["method"] for row in kept["rows"]] == ["local", "random", "fedavg", "oracle"]
+
+
+def test_every_method_of_a_comparison_starts_from_the_same_split_and_model() -> None:
+    comparison = kinfolk.compare(tiny_experiment(run={"rounds": 1}), ["random"], out="c")
+    before = {name: [client["before_mixing"] for client in runs[0].clients] for name, runs in comparison.runs.items()}
+    assert before["local"] == before["random"] == before["oracle"]
+
+
+def test_a_comparison_goes_on_where_it_stopped_and_refuses_another_experiment() -> None:
+    first = kinfolk.compare(tiny_experiment(), ["random"], out="c")
+    stamp = (Path("c/local-seed0/summary.json")).stat().st_mtime_ns
+    again = kinfolk.compare(tiny_experiment(), ["random", "fixed"], out="c")
+    assert Path("c/local-seed0/summary.json").stat().st_mtime_ns == stamp  # not run again
+    assert again.row("random") == first.row("random")
+    with pytest.raises(kinfolk.UserError, match="another experiment"):
+        kinfolk.compare(tiny_experiment(training={"lr": 0.2}), ["random"], out="c")
+
+
+def test_learning_happens_and_kin_help_most() -> None:
+    """The truth behind the demo, with wide margins: alone < random gossip < gossip among kin on rotated digits."""
+    comparison = kinfolk.compare("digits", ["random"], overrides=["run.evaluate_every=60"], out="c")
+    local, random, oracle = (comparison.row(name).accuracy for name in ("local", "random", "oracle"))
+    assert local > 0.75
+    assert random > local + 0.02
+    assert oracle > random + 0.02
+    assert comparison.row("oracle").hurt <= 0.05  # type: ignore[operator]
+
+
+def test_the_split_is_the_same_for_every_method_and_differs_by_seed() -> None:
+    base = read(tiny_experiment())
+    one = kinfolk.load_federation(base)
+    same = kinfolk.load_federation(base.with_method("fedavg"))
+    other = kinfolk.load_federation(base.with_run(seed=1))
+    assert torch.equal(one.train.x, same.train.x)
+    assert not torch.equal(one.train.x, other.train.x)

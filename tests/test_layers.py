@@ -1,0 +1,77 @@
+"""Who may import whom, and what must not stand anywhere in the source."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "kinfolk"
+BOTTOM = {"errors", "settings", "version", "randomness"}
+# Each room and the rooms it may look into (itself and the bottom layer always).
+MAY_IMPORT = {
+    "data": set(),
+    "models": set(),
+    "peers": set(),
+    "cohort": {"data", "models", "peers.base"},
+    "methods": {"cohort", "peers.base", "data"},
+    "metrics": set(),
+    "runs": set(),
+    "report": {"runs"},
+    "engines": {"cohort", "peers", "data", "metrics"},
+    "config": {"methods", "models", "cohort", "data", "peers"},
+    "experiment": {"config", "engines", "metrics", "models", "cohort", "data", "runs"},
+    "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "runs"},
+    "progress": {"config", "experiment"},
+}
+FREE = {"__init__", "__main__", "cli"}  # the public surface and the command line may use everything
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of kinfolk that a file imports, as 'room' or 'room.module'."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = (
+                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "kinfolk" else [node.module]
+            )
+        found |= {name.removeprefix("kinfolk.") for name in names if name.startswith("kinfolk.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_rooms_look_only_where_they_may(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if room in FREE:
+        return
+    allowed = MAY_IMPORT.get(room, set()) | BOTTOM | {room}
+    for name in imports(path):
+        assert any(name == a or name.startswith(a + ".") for a in allowed), f"{room} must not import {name}"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_pickle_and_no_torch_load(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"^\s*(import|from) (pickle|cloudpickle|dill|shelve)\b", text, re.MULTILINE)
+    assert not re.search(r"torch\.(load|save)\(|allow_pickle\s*=\s*True", text)
+
+
+def test_no_path_of_a_particular_machine_anywhere() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    pattern = re.compile(rb"(^|[^A-Za-z0-9_.])/(work|root|home|Users)/[a-z]")
+    for name in listed.stdout.split(b"\0"):
+        path = ROOT / name.decode()
+        if name and path.is_file() and path.suffix not in (".png", ".npz", ".gz"):
+            assert not pattern.search(path.read_bytes()), f"{name.decode()} names a path of one machine"
+
+
+def test_modules_stay_small() -> None:
+    long = {str(p.relative_to(SOURCE)): n for p in SOURCE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400}
+    assert not long
