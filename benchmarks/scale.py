@@ -28,8 +28,8 @@ from kinfolk.models import NETS
 from kinfolk.peers.faults import Faults
 
 SIZES = (100, 1_000, 10_000)
-SAMPLES, FEATURES, HIDDEN = 40, 64, 32
-TRAINING = Training(epochs=1, batch_size=20, lr=0.05)
+SAMPLES, FEATURES, HIDDEN = 20, 784, 64
+TRAINING = Training(epochs=1, batch_size=10, lr=0.05)
 
 
 def federation(n: int) -> Federation:
@@ -80,11 +80,7 @@ def measure(n: int, rounds: int, device: torch.device) -> dict[str, Any]:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
     part = cohort.data.train
-    data = (
-        2 * (part.x.numel() * 4 + part.y.numel() * 8)
-        if device.type == "cuda"
-        else part.x.numel() * 4 + part.y.numel() * 8
-    )
+    data = part.x.numel() * part.x.element_size() + part.y.numel() * part.y.element_size()
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else memory("VmHWM") - before
     models = n * cohort.layout.size * 4
     seconds = statistics.median(times[1:])

@@ -43,15 +43,17 @@ def test_the_draws_never_change_between_versions() -> None:
 
 def test_permutations_are_permutations_with_the_padding_last() -> None:
     sizes = torch.tensor([5, 0, 8, 1])
-    order = randomness.permutations(0, "p", 1, torch.arange(4), sizes)
-    assert order.shape == (4, 8)
-    for row, size in zip(order.tolist(), sizes.tolist()):
-        assert sorted(row[:size]) == list(range(size))
-        assert sorted(row) == list(range(8))
+    orders = randomness.permutations(0, "p", 1, torch.arange(4), sizes, 3)
+    assert orders.shape == (4, 3, 8)
+    for client, size in zip(orders.tolist(), sizes.tolist()):
+        for row in client:
+            assert sorted(row[:size]) == list(range(size))
+            assert sorted(row) == list(range(8))
+    assert orders[2, 0].tolist() != orders[2, 1].tolist()
 
 
 def test_every_order_of_three_is_equally_likely() -> None:
-    order = randomness.permutations(0, "p", 1, torch.arange(60_000), torch.full((60_000,), 3))
+    order = randomness.permutations(0, "p", 1, torch.arange(60_000), torch.full((60_000,), 3))[:, 0]
     counts = torch.bincount(order[:, 0] * 3 + order[:, 1], minlength=9)
     counts = counts[counts > 0]
     assert counts.numel() == 6
@@ -90,7 +92,7 @@ def test_draws_are_the_same_on_cpu_and_gpu() -> None:
         client, index = torch.arange(50, device=device)[:, None], torch.arange(70, device=device)[None, :]
         u = randomness.uniform(1, "d", 2, client, index).cpu()
         p = randomness.positions(1, "d", 2, client[:, 0], torch.full((50,), 40, device=device), 6).cpu()
-        q = randomness.permutations(1, "d", 2, client[:, 0], torch.full((50,), 40, device=device)).cpu()
+        q = randomness.permutations(1, "d", 2, client[:, 0], torch.full((50,), 40), 2).cpu()
         if device == "cpu":
             expected = (u, p, q)
     assert all(torch.equal(a, b) for a, b in zip(expected, (u, p, q)))

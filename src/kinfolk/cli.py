@@ -139,11 +139,20 @@ def resume(
 @app.command()
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
+    png: Annotated[Path | None, typer.Option("--png", metavar="PATH", help="Also draw accuracy over rounds.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a run, or a comparison, came to."""
+    facts = _facts(run)
+    if png is not None:
+        from kinfolk.report.curves import curves_picture
+        from kinfolk.runs.folder import RunFolder
+
+        folders = {name: [Path(p) for p in paths] for name, paths in facts.get("runs", {run.name: [run]}).items()}
+        name = RunFolder.open(next(iter(folders.values()))[0]).config()["name"]
+        curves_picture(folders, png, f"{name}: accuracy over rounds")
     if as_json:
-        _print_json(_facts(run))
+        _print_json(facts)
     else:
         _show(run)
 

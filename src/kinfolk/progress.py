@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from kinfolk.config import Config
 from kinfolk.experiment import Observer, Result
 
-PLAIN_SECONDS = 10.0  # a line at least this often when nothing can be redrawn
+# Between two lines where nothing can be redrawn: at least this, however often is evaluated, and at most that.
+SHORTEST, LONGEST = 1.0, 10.0
 
 
 class Reporter(Observer):
@@ -58,7 +59,9 @@ class Reporter(Observer):
                 self._end()
             return
         now = time.monotonic()
-        if row is not None or now - self.spoke > PLAIN_SECONDS:
+        silence = now - self.spoke
+        ends = t in (self.first + 1, self.total)
+        if ends or silence > LONGEST or (row is not None and silence > SHORTEST):
             self.spoke = now
             self._say(f"{self.label}: round {t}/{self.total}  {self.accuracy}  {self._time(t)}")
 

@@ -48,16 +48,18 @@ def uniform(seed: int, purpose: str, round: int, client: Tensor, index: Tensor) 
     return (bits(seed, purpose, round, client, index) >> 10).to(torch.float64) * 2.0**-53
 
 
-def permutations(seed: int, purpose: str, round: int, client: Tensor, sizes: Tensor, first: int = 0) -> Tensor:
-    """A random order of 0..sizes[i]-1 for each client: [m, max(sizes)], positions past the size come last.
+def permutations(seed: int, purpose: str, round: int, client: Tensor, sizes: Tensor, count: int = 1) -> Tensor:
+    """`count` random orders of 0..sizes[i]-1 for each client: [m, count, max(sizes)]; places past the size come last.
 
-    `first` offsets the index, so that several permutations of one round differ.
+    sizes: [m] on the CPU, where shapes are decided.
     """
     width = int(sizes.max()) if sizes.numel() else 0
-    index = torch.arange(width, device=client.device)
-    keys = bits(seed, purpose, round, client[:, None], index[None, :] + first)
-    keys = keys.masked_fill(index[None, :] >= sizes[:, None], _LARGEST)
-    return keys.argsort(dim=1, stable=True)
+    place = torch.arange(width, device=client.device)
+    index = (torch.arange(count, device=client.device) << 32)[:, None] + place
+    keys = bits(seed, purpose, round, client[:, None, None], index)
+    if sizes.numel() and int(sizes.min()) < width:
+        keys = keys.masked_fill(place >= sizes.to(client.device)[:, None, None], _LARGEST)
+    return keys.argsort(dim=2, stable=True)
 
 
 def positions(seed: int, purpose: str, round: int, client: Tensor, sizes: Tensor, count: int) -> Tensor:

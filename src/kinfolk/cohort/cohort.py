@@ -22,7 +22,7 @@ from kinfolk.peers.base import Pool
 
 # Bytes a chunk of clients may use on a CPU: the parameters, gradients and activations of a chunk are touched at every
 # local step, so they should stay in the last-level cache of an ordinary machine (measured in benchmarks/training.py).
-CACHE = 32 * 2**20
+CACHE = 48 * 2**20
 
 
 @dataclass
@@ -69,7 +69,8 @@ class Cohort:
         self.initial = self.layout.flatten(self.model)
         self.weights = self.initial.expand(len(self), -1).clone()
         self.chunk = chunk
-        self._activations = activations(self.model, self.data.input_shape, self.dtype)
+        self._room = CACHE if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0] // 2
+        self._activations = activations(self.model, self.data.input_shape, self.data.classes, self.dtype)
         self.begin()
 
     def __len__(self) -> int:
@@ -106,17 +107,17 @@ class Cohort:
         for rows in self._alike(torch.where(wanted.cpu(), steps, 0)):
             here = rows.to(self.device)
             batches = plan(self.seed, t, self.ids[here], part.starts[here], part.sizes[rows], settings)
-            chunk = self.weights[here]
-            copies = {
-                name: view.clone(memory_format=torch.contiguous_format)
-                for name, view in self.layout.views(chunk).items()
-            }
-            mean = train_chunk(self.forward, copies, part.x, part.y, batches, settings.rate(t), settings)
-            trained = torch.cat([copies[name].flatten(1) for name in self.layout.names], dim=1)
-            finite = torch.isfinite(trained).all(dim=1) & torch.isfinite(mean)
-            after[here] = torch.where(finite[:, None], trained, chunk)
+            span = _span(rows)
+            block = after[here] if span is None else after[span]  # a copy, or the place itself
+            views = self.layout.views(block)
+            mean = train_chunk(self.forward, views, part.x, part.y, batches, settings.rate(t), settings)
+            finite = torch.isfinite(block).all(dim=1) & torch.isfinite(mean)
+            if not bool(finite.all()):
+                block[~finite] = self.weights[here[~finite]]
+                self.round.quarantined[here] |= ~finite
+            if span is None:
+                after[here] = block
             loss[here] = mean.masked_fill(~finite, torch.nan)
-            self.round.quarantined[here] |= ~finite
         self.weights = after
         if self.round.evaluate:
             self.round.before_mixing = self.evaluate().accuracy
@@ -126,7 +127,7 @@ class Cohort:
         """Rows [*] of the clients that have steps to take, in chunks of clients with about as many steps."""
         order = torch.argsort(steps, stable=True)
         order = order[steps[order] > 0]
-        size = self.chunk or self._fitting(4 * self.layout.size, self.training.batch_size)
+        size = self.chunk or self._fitting(3 * self.layout.size, self.training.batch_size)  # with gradient, momentum
         first = 0
         while first < order.numel():
             few = int(steps[order[first]])
@@ -138,8 +139,7 @@ class Cohort:
         """How many clients (or models) fit into a chunk, when each needs `numbers` and keeps `samples` in flight."""
         inputs = self.data.train.x[:1].numel()
         each = (numbers + samples * (inputs + 3 * self._activations)) * self.weights.element_size()
-        room = CACHE if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0] // 2
-        return max(1, room // each)
+        return max(1, self._room // each)
 
     # -- judging -------------------------------------------------------------------------------------------------
 
@@ -224,6 +224,14 @@ class Cohort:
         self.weights = torch.where(
             self.round.absent[:, None], self.weights, model.to(self.dtype).expand_as(self.weights)
         )
+
+
+def _span(rows: Tensor) -> slice | None:
+    """The rows as a slice, if they follow one another."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == rows.numel() and bool((rows[1:] > rows[:-1]).all()):
+        return slice(first, last + 1)
+    return None
 
 
 def initial_model(make: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -77,17 +77,17 @@ def plan(seed: int, t: int, ids: Tensor, starts: Tensor, sizes: Tensor, training
     counts = (sizes[:, None] - batch * size).clamp(max=size)
     counts = torch.where(step < steps[:, None], counts, 0)
 
-    shuffled = [
-        randomness.permutations(seed, "batch", t, ids, sizes.to(device), first=epoch_ << 32) for epoch_ in range(epochs)
-    ]
-    order = torch.cat(shuffled, dim=1)  # [m, epochs * widest]
-    widest = order.shape[1] // epochs
+    order = randomness.permutations(seed, "batch", t, ids, sizes, epochs)  # [m, epochs, widest]
+    widest = order.shape[2]
+    order = order.flatten(1)
     width = min(size, widest)
     first = (epoch.clamp(max=epochs - 1) * widest + batch * size).to(device)
     position = first[:, :, None] + torch.arange(width, device=device)
     position = position.clamp(max=order.shape[1] - 1)  # past the end only where the mask is false
-    index = starts[:, None, None] + order.gather(1, position.flatten(1)).view(position.shape)
-    return Plan(torch.where(index < (starts + sizes.to(device))[:, None, None], index, starts[:, None, None]), counts)
+    chosen = order.gather(1, position.flatten(1)).view(position.shape)
+    if int(sizes.min()) < widest:  # padding points at a client's first sample, which is always there
+        chosen = torch.where(chosen < sizes.to(device)[:, None, None], chosen, 0)
+    return Plan(starts[:, None, None] + chosen, counts)
 
 
 def train_chunk(
@@ -99,12 +99,12 @@ def train_chunk(
     lr: float,
     training: Training,
 ) -> Tensor:
-    """Take the planned steps in place on `parameters` (name -> [m, *shape], leaf copies); mean loss [m] of the steps.
+    """Take the planned steps in place on `parameters` (name -> [m, *shape]); mean loss [m] of the steps.
 
     x: [N, ...] and y: [N] are the samples of the whole cohort.
     """
     names = list(parameters)
-    weights = [parameters[name].requires_grad_() for name in names]
+    weights = [parameters[name].detach().requires_grad_() for name in names]
     momentum: list[Tensor] = []
     total = torch.zeros(weights[0].shape[0], dtype=torch.float64, device=x.device)
     for step in range(plan.counts.shape[1]):
@@ -122,8 +122,6 @@ def train_chunk(
                 torch._foreach_add_(momentum, gradients)
             _descend(weights, momentum, lr, plan.counts[:, step])
             total += each
-    for weight in weights:
-        weight.requires_grad_(False)
     steps = (plan.counts > 0).sum(dim=1).clamp(min=1)
     return total / steps.to(total.device)
 

@@ -58,8 +58,11 @@ def refuse_what_cannot_be_vectorised(module: nn.Module) -> None:
         raise UserError("the model has no trainable parameters")
 
 
-def activations(module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Numbers that the layers put out for one sample: what a forward pass has to remember."""
+def activations(module: nn.Module, input_shape: tuple[int, ...], classes: int, dtype: torch.dtype) -> int:
+    """Numbers that the layers put out for one sample: what a forward pass has to remember.
+
+    As it is the first call of the model, it also refuses one whose output is no score for each class.
+    """
     count = 0
 
     def add(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -72,7 +75,7 @@ def activations(module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dt
     device = next(module.parameters()).device
     try:
         with torch.no_grad():
-            module(torch.zeros(1, *input_shape, dtype=dtype, device=device))
+            scores = module(torch.zeros(1, *input_shape, dtype=dtype, device=device))
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"the model does not accept inputs of shape {list(input_shape)}: {str(error).splitlines()[0]}"
@@ -80,4 +83,7 @@ def activations(module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dt
     finally:
         for hook in hooks:
             hook.remove()
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:
+        found = list(scores.shape) if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        raise UserError(f"the model returns {found} for one sample: [1, {classes}], a score for each class, is needed")
     return count

@@ -50,9 +50,13 @@ def _label_ends(axes: object, ends: list[tuple[float, str, str]]) -> None:
     """Name each line at its right end, pushed apart so that no two names overlap."""
     low, high = axes.get_ylim()  # type: ignore[attr-defined]
     gap = (high - low) / 22
-    height = -np.inf
-    for value, label, colour in sorted(ends):
-        height = max(value, height + gap)
+    ends = sorted(ends)
+    heights = [value for value, _, _ in ends]
+    for _ in range(200):
+        for i in range(len(heights) - 1):
+            push = max(0.0, gap - (heights[i + 1] - heights[i])) / 2
+            heights[i], heights[i + 1] = heights[i] - push, heights[i + 1] + push
+    for height, (value, label, colour) in zip(heights, ends):
         axes.annotate(  # type: ignore[attr-defined]
             f"{label} {value:.1f}",
             (1.01, height),

@@ -1,0 +1,448 @@
+"""The command line: every command and option, what goes to which stream, and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from PIL import Image
+
+import kinfolk
+from conftest import tiny_experiment
+from kinfolk import cli, methods
+from kinfolk.experiment import read_result
+from kinfolk.progress import Reporter
+from kinfolk.runs.folder import RunFolder
+from kinfolk.runs.graph import read_graph
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """Standard output, which has to be one JSON object in one line."""
+        assert self.out.count("\n") == 1
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Call the command line in this process, where torch is imported already."""
+
+    def call(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["kinfolk", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Outcome(int(end.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def _a_tiny_experiment_file() -> None:
+    text = tomli_w.dumps(
+        tiny_experiment(data={"clients": 6, "train": 10, "test": 10}, run={"rounds": 2, "evaluate_every": 1})
+    )
+    Path("tiny.toml").write_text(text, encoding="utf-8")
+
+
+def config(folder: str) -> dict[str, Any]:
+    return RunFolder.open(Path(folder)).config()
+
+
+# -- run ---------------------------------------------------------------------------------------------------------
+
+
+def test_run_ends_with_a_table_and_the_folder(command: Command) -> None:
+    ended = command("run", "tiny.toml")
+    assert ended.code == 0
+    for words in ("tiny, random, seed 0", "accuracy", "worst", "precision", "models", "seconds"):
+        assert words in ended.out
+    assert ended.out.splitlines()[-1] == "run folder: runs/tiny-random-seed0"
+    assert "random seed 0: round 2/2" in ended.err
+    assert RunFolder.open(Path("runs/tiny-random-seed0")).status().state == "finished"
+
+
+def test_a_second_run_gets_a_folder_of_its_own(command: Command) -> None:
+    assert command("run", "tiny.toml", "--json").json["folder"] == "runs/tiny-random-seed0"
+    assert command("run", "tiny.toml", "--json").json["folder"] == "runs/tiny-random-seed0-2"
+
+
+def test_json_is_one_object_on_standard_output_and_progress_is_on_standard_error(command: Command) -> None:
+    ended = command("run", "tiny.toml", "--json", "--out", "here")
+    assert ended.json["folder"] == "here"
+    assert ended.json["round"] == 2
+    assert ended.json["accuracy"] == read_result(Path("here")).accuracy
+    assert "round 2/2" in ended.err
+
+
+def test_a_shipped_experiment_is_run_by_its_name(command: Command) -> None:
+    ended = command("run", "digits", "run.rounds=1", "data.clients=4", "data.train=8", "--json")
+    assert ended.json["folder"] == "runs/digits-random-seed0"
+
+
+def test_seed_device_and_out_are_options(command: Command) -> None:
+    ended = command("run", "tiny.toml", "--seed", "3", "--device", "cpu", "--out", "here", "run.device=auto")
+    assert ended.code == 0
+    assert config("here")["run"]["seed"] == 3
+    assert config("here")["run"]["device"] == "cpu"
+    assert "made by: kinfolk run tiny.toml --seed 3" in command("show", "here").out
+
+
+def test_overrides_change_settings_method_and_split(command: Command) -> None:
+    words = ("method.name=fedavg", "method.participation=0.5", "data.split.kind=dirichlet", "training.lr=0.01")
+    assert command("run", "tiny.toml", "--out", "here", *words).code == 0
+    found = config("here")
+    assert found["method"] == {"name": "fedavg", "participation": 0.5}
+    assert found["data"]["split"]["kind"] == "dirichlet"
+    assert found["training"]["lr"] == 0.01
+
+
+def test_a_long_run_is_shown_by_some_twenty_rows_with_the_last(command: Command) -> None:
+    shown = command("run", "tiny.toml", "run.rounds=50", "data.clients=2", "training.steps=1", "method.name=local").out
+    rounds = re.findall(r"^ *(\d+) ", shown, flags=re.MULTILINE)
+    assert rounds[0] == "1"
+    assert rounds[-1] == "50"
+    assert len(rounds) <= 21
+
+
+def test_precision_and_recall_are_left_out_where_there_are_none(command: Command) -> None:
+    assert "precision" not in command("run", "tiny.toml", "data.split.kind=iid").out
+
+
+# -- compare -----------------------------------------------------------------------------------------------------
+
+
+def test_compare_runs_local_and_oracle_beside_the_methods(command: Command) -> None:
+    ended = command("compare", "tiny.toml", "--methods", "random, fedavg", "--seeds", "2", "--out", "both")
+    assert ended.code == 0
+    first_words = [line.split()[0] for line in ended.out.splitlines() if line.strip()]
+    assert [word for word in first_words if word in methods.names()] == ["local", "random", "fedavg", "oracle"]
+    assert "tiny: 6 clients, 2 rounds, 2 seeds" in ended.out
+    assert "±" in ended.out
+    assert ended.out.splitlines()[-1] == "run folders: both"
+    assert config("both/random-seed1")["run"]["seed"] == 1
+
+
+def test_compare_without_references_runs_what_was_asked_for(command: Command) -> None:
+    ended = command("compare", "tiny.toml", "--methods", "fixed", "--no-references", "--seed", "5", "--json")
+    assert list(ended.json["runs"]) == ["fixed"]
+    assert ended.json["runs"]["fixed"] == ["runs/tiny/fixed-seed5"]
+    assert ended.json["rows"][0]["helped"] is None
+
+
+def test_compare_takes_the_method_of_the_file_by_default(command: Command) -> None:
+    assert list(command("compare", "tiny.toml", "--json").json["runs"]) == ["local", "random", "oracle"]
+
+
+def test_a_comparison_that_is_there_is_not_run_again(command: Command) -> None:
+    words = ("compare", "tiny.toml", "--methods", "fixed", "--out", "both", "--json")
+    first = command(*words)
+    second = command(*words)
+    assert second.json == first.json
+    assert "round" not in second.err
+
+
+def test_show_tells_a_comparison_too(command: Command) -> None:
+    made = command("compare", "tiny.toml", "--methods", "fixed", "--out", "both", "--json").json
+    assert command("show", "both", "--json").json == made
+    assert "helped" in command("show", "both").out
+
+
+# -- resume and show ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_made_longer_is_the_run_that_was_long_from_the_start(command: Command) -> None:
+    command("run", "tiny.toml", "--out", "long", "run.rounds=4")
+    command("run", "tiny.toml", "--out", "grown")
+    ended = command("resume", "grown", "--rounds", "4", "--device", "cpu", "--json")
+    assert ended.json["round"] == 4
+    assert "going on after round 2" in ended.err
+    assert_same_run("long", "grown")
+
+
+def test_a_finished_run_is_not_run_again(command: Command) -> None:
+    command("run", "tiny.toml", "--out", "here")
+    ended = command("resume", "here")
+    assert ended.code == 0
+    assert "here is finished; `--rounds N` makes it longer" in ended.err
+    assert "tiny, random, seed 0 (finished)" in ended.out
+
+
+def test_show_tells_what_a_run_came_to_and_what_made_it(command: Command) -> None:
+    command("run", "tiny.toml", "--out", "here")
+    shown = command("show", "here")
+    assert shown.err == ""
+    assert "made by: kinfolk run tiny.toml --out here" in shown.out
+    facts = command("show", "here", "--json").json
+    assert (facts["status"], facts["round"], facts["rounds"]) == ("finished", 2, 2)
+    assert [row["round"] for row in facts["metrics"]] == [1, 2]
+    assert len(facts["clients"]) == 6
+    assert facts["config"]["method"]["name"] == "random"
+    assert facts["made_by"]["version"] == kinfolk.__version__
+    assert facts["summary"]["accuracy"] == facts["metrics"][-1]["accuracy"]
+
+
+def test_show_tells_how_to_go_on_with_an_unfinished_run(command: Command) -> None:
+    command("run", "tiny.toml", "--out", "here")
+    Path("here/summary.json").unlink()
+    shown = command("show", "here").out
+    assert "unfinished, 2 of 2 rounds" in shown
+    assert "go on with: kinfolk resume here" in shown
+    assert command("show", "here", "--json").json["summary"] is None
+
+
+def test_names_with_brackets_are_shown_as_they_are(command: Command) -> None:
+    ended = command("run", "tiny.toml", "name=a[b]c")
+    assert "a[b]c, random, seed 0" in ended.out
+    assert "runs/a[b]c-random-seed0" in ended.err
+    assert "a[b]c, random" in command("show", "runs/a[b]c-random-seed0").out
+
+
+# -- list and data -----------------------------------------------------------------------------------------------
+
+
+def test_list_shows_methods_with_their_settings_and_the_shipped_experiments(command: Command) -> None:
+    shown = command("list").out
+    for name in methods.names():
+        assert re.search(rf"^{name}  \w", shown, flags=re.MULTILINE)
+    assert "neighbors = 5  int  peers averaged with each round (k)" in shown
+    assert re.search(r"shipped experiments: .*\bdigits\b", shown)
+
+
+def test_list_takes_a_pattern(command: Command) -> None:
+    assert list(command("list", "f*", "--json").json) == [name for name in methods.names() if name.startswith("f")]
+    assert command("list", "fix*").out.startswith("fixed  Every client")
+    assert "shipped" not in command("list", "fix*").out
+
+
+def test_list_as_json_has_every_setting(command: Command) -> None:
+    listed = command("list", "random", "--json").json["random"]
+    assert listed["description"].startswith("Each round every client")
+    setting = {"name": "neighbors", "type": "int", "default": "5", "help": "peers averaged with each round (k)"}
+    assert listed["settings"] == [setting]
+
+
+def test_data_ls_shows_what_is_here_and_how_to_get_the_rest(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KINFOLK_DATA", str(tmp_path / "data"))
+    shown = command("data", "ls").out
+    assert re.search(r"^digits +1,797 +10 +1×8×8 +embedded +\S", shown, flags=re.MULTILINE)
+    assert re.search(r"^mnist +70,000 +10 +1×28×28 +not here +\S", shown, flags=re.MULTILINE)
+    assert "kinfolk data get NAME" in shown
+    assert f"put the official files in {tmp_path / 'data'}/NAME" in shown
+    listed = command("data", "ls", "--json").json
+    assert listed["digits"]["state"] == "embedded"
+    assert listed["cifar10"]["shape"] == [3, 32, 32]
+
+
+def test_data_get_needs_nothing_for_the_embedded_digits(command: Command) -> None:
+    ended = command("data", "get", "digits")
+    assert ended.code == 0
+    assert ended.out == "digits: comes with scikit-learn, nothing to get\n"
+
+
+def test_data_split_shows_a_table_and_writes_a_picture(command: Command) -> None:
+    ended = command("data", "split", "tiny.toml", "--png", "who.png")
+    assert ended.code == 0
+    assert "90°" in ended.out or "180°" in ended.out
+    assert ended.out.splitlines()[-1] == "picture: who.png"
+    with Image.open("who.png") as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 100
+
+
+def test_data_split_names_its_picture_after_the_experiment(command: Command) -> None:
+    command("data", "split", "tiny.toml", "data.split.kind=iid")
+    assert Path("tiny-split.png").is_file()
+
+
+def test_data_split_as_json_counts_and_writes_no_picture(command: Command) -> None:
+    counts = command("data", "split", "tiny.toml", "--json", "--seed", "1").json
+    assert (counts["clients"], counts["classes"]) == (6, 10)
+    assert np.array(counts["train"]).sum(axis=1).tolist() == [10] * 6
+    assert counts["clusters"] == [0, 0, 0, 1, 1, 1]
+    assert not list(Path().glob("*.png"))
+
+
+# -- what a terminal sees ----------------------------------------------------------------------------------------
+
+
+def test_version_and_help_need_nothing_else(command: Command) -> None:
+    assert command("--version").out == f"kinfolk {kinfolk.__version__}\n"
+    shown = command("run", "--help")
+    assert (shown.code, shown.err) == (0, "")
+    assert "Usage: kinfolk run" in shown.out
+    for option in ("--out", "--seed", "--device", "--json"):
+        assert option in shown.out
+
+
+def test_without_a_command_the_help_is_shown(command: Command) -> None:
+    ended = command()
+    assert ended.err == ""
+    for name in ("run", "compare", "resume", "show", "list", "data"):
+        assert f"│ {name} " in ended.out
+
+
+def test_tables_fit_eighty_columns(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    command("compare", "tiny.toml", "--methods", "random,centralized", "--seeds", "2", "--out", "both")
+    for words in (["show", "both"], ["show", "both/random-seed0"], ["data", "ls"]):
+        wide = command(*words).out
+        with monkeypatch.context() as terminal:
+            terminal.setattr(cli, "_console", lambda: cli.Console(highlight=False, width=80))
+            narrow = command(*words).out
+        assert "…" not in narrow
+        for line in narrow.splitlines():
+            assert len(line) <= 80 or not line.startswith(" "), line
+        if words[0] == "show":
+            assert narrow == wide
+
+
+def test_a_terminal_sees_live_progress() -> None:
+    ours, theirs = pty.openpty()
+    words = ["run", "tiny.toml", "--json", "run.rounds=3"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kinfolk", *words], stdout=subprocess.PIPE, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while part := os.read(ours, 65536):
+            seen += part
+    os.close(ours)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(out)["round"] == 3
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+    assert "\x1b[" in seen.decode()
+    assert re.search(r"random seed 0 .*round 3/3 accuracy +[\d.]+ % in \d+ s", text)
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------
+
+
+class Running:
+    """A real process whose standard error is read line by line."""
+
+    def __init__(self, *words: str) -> None:
+        words = (sys.executable, "-m", "kinfolk", *words)
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def wait_for(self, words: str) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if words in line:
+                return
+        raise AssertionError(f"it ended without saying '{words}'")
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> Outcome:
+        out, err = self.process.communicate(timeout=60)
+        return Outcome(self.process.returncode, out, err)
+
+
+def assert_same_run(a: str, b: str) -> None:
+    """Metrics (but for the seconds), clients, graph and weights are bit-equal."""
+    one, two = read_result(Path(a)), read_result(Path(b))
+    for rows in zip(one.metrics, two.metrics, strict=True):
+        first, second = ({key: value for key, value in row.items() if key != "seconds"} for row in rows)
+        assert first == second
+    assert one.clients == two.clients
+    assert torch.equal(one.weights(), two.weights())
+    graphs = [read_graph(Path(folder)) for folder in (a, b)]
+    for column in ("round", "client", "neighbor", "weight"):
+        assert np.array_equal(getattr(graphs[0], column), getattr(graphs[1], column))
+
+
+def test_ctrl_c_finishes_the_round_saves_and_says_how_to_resume(command: Command) -> None:
+    words = ("tiny.toml", "run.rounds=40", "training.epochs=5", "--device", "cpu")
+    with Running("run", *words, "--out", "stopped") as running:
+        running.wait_for("round 1/40")
+        running.interrupt()
+        ended = running.end()
+    assert ended.code == 130
+    assert ended.out == ""
+    said = re.fullmatch(r"kinfolk: stopped after round (\d+); go on with: (.*)", ended.err.splitlines()[-1])
+    assert said
+    assert "Traceback" not in ended.err
+    facts = command("show", "stopped", "--json").json
+    assert facts["status"] == "unfinished"
+    assert facts["round"] == int(said[1])
+    assert 1 <= facts["round"] < 40
+    advice = said[2].split()
+    assert advice == ["kinfolk", "resume", "stopped"]
+    assert command(*advice[1:]).code == 0
+    command("run", *words, "--out", "straight")
+    assert_same_run("straight", "stopped")
+
+
+def test_a_second_ctrl_c_stops_at_once_and_the_run_can_still_be_resumed(command: Command) -> None:
+    with Running("run", "tiny.toml", "--out", "stopped", "training.epochs=100000") as running:  # a round of minutes
+        running.wait_for("2 rounds on cpu")
+        time.sleep(0.3)
+        running.interrupt()
+        running.wait_for("press Ctrl-C again to stop at once")
+        began = time.monotonic()
+        running.interrupt()
+        ended = running.end()
+    assert time.monotonic() - began < 20
+    assert ended.code == 130
+    assert ended.err.splitlines()[-1] == "kinfolk: stopped at once; go on with: kinfolk resume stopped"
+    assert "Traceback" not in ended.err
+    text = Path("stopped/config.toml").read_text(encoding="utf-8")
+    Path("stopped/config.toml").write_text(text.replace("epochs = 100000", "epochs = 1"), encoding="utf-8")
+    assert command("resume", "stopped").code == 0
+    command("run", "tiny.toml", "--out", "straight")
+    assert_same_run("straight", "stopped")
+
+
+def test_an_interrupted_comparison_says_how_to_go_on_with_all_of_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press_ctrl_c(self: Reporter, t: int, row: dict[str, Any] | None) -> None:
+        if self.label == "random seed 0":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as keyboard:
+        keyboard.setattr(Reporter, "round", press_ctrl_c)
+        ended = command("compare", "tiny.toml", "--methods", "random", "--device", "cpu")
+    assert ended.code == 130
+    advice = "kinfolk compare tiny.toml --methods random --device cpu --out runs/tiny"
+    assert ended.err.splitlines()[-1] == f"kinfolk: stopped after round 1; go on with: {advice}"
+    ended = command(*advice.split()[1:], "--json")
+    assert set(ended.json["runs"]) == {"local", "random", "oracle"}
+    assert "local seed 0" not in ended.err  # finished before
+    assert "random seed 0: 2 rounds on cpu, runs/tiny/random-seed0, going on after round 1" in ended.err
