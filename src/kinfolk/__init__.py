@@ -1,16 +1,50 @@
 """Personalized peer-to-peer federated learning: every client trains its own model and learns with its kin."""
 
-from kinfolk.cohort.cohort import Cohort
-from kinfolk.cohort.training import Training
-from kinfolk.comparison import Comparison, compare
-from kinfolk.config import Config
-from kinfolk.data.federation import Federation
-from kinfolk.errors import UserError
-from kinfolk.experiment import Interrupted, Observer, Result, load_federation, resume, run
-from kinfolk.methods.registry import register, shared
-from kinfolk.peers.base import Peers, Pool
-from kinfolk.settings import setting
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
 from kinfolk.version import __version__
+
+# OpenMP threads that spin while they wait make small steps ten times slower as soon as another process wants a core
+# (measured on two cores). It only takes effect if torch is not loaded yet; a user's own choice wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+if TYPE_CHECKING:
+    from kinfolk.cohort.cohort import Cohort
+    from kinfolk.cohort.training import Training
+    from kinfolk.comparison import Comparison, compare
+    from kinfolk.config import Config
+    from kinfolk.data.federation import Federation
+    from kinfolk.errors import UserError
+    from kinfolk.experiment import Interrupted, Observer, Result, load_federation, resume, run
+    from kinfolk.methods.registry import register, shared
+    from kinfolk.peers.base import Peers, Pool
+    from kinfolk.settings import setting
+
+# Where each public name lives. Loaded when first used, so that `kinfolk --help` does not wait for torch.
+_HOMES = {
+    "Cohort": "cohort.cohort",
+    "Comparison": "comparison",
+    "Config": "config",
+    "Federation": "data.federation",
+    "Interrupted": "experiment",
+    "Observer": "experiment",
+    "Peers": "peers.base",
+    "Pool": "peers.base",
+    "Result": "experiment",
+    "Training": "cohort.training",
+    "UserError": "errors",
+    "compare": "comparison",
+    "load_federation": "experiment",
+    "register": "methods.registry",
+    "resume": "experiment",
+    "run": "experiment",
+    "setting": "settings",
+    "shared": "methods.registry",
+}
 
 __all__ = [
     "Cohort",
@@ -33,3 +67,15 @@ __all__ = [
     "setting",
     "shared",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kinfolk' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"kinfolk.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,6 +11,7 @@ import torch
 import kinfolk
 from conftest import tiny_experiment
 from kinfolk import methods
+from kinfolk.config import read
 from kinfolk.experiment import resume
 from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder
@@ -106,7 +107,7 @@ def test_it_survives_lost_answers_and_absent_clients(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_client_that_trains_to_nan_harms_nobody_else(method: str) -> None:
-    config = kinfolk.config.read(tiny_experiment(method={"name": method}))
+    config = read(tiny_experiment(method={"name": method}))
     data = kinfolk.load_federation(config)
     data.train.x[data.train.starts[2]] = torch.inf
     result = kinfolk.run(config, data=data, out="a")
@@ -121,7 +122,7 @@ def test_a_client_that_trains_to_nan_harms_nobody_else(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_one_client_alone_is_a_federation_too(method: str) -> None:
     lonely = {"clients": 1, "split": {"kind": "iid"}}
-    data = kinfolk.load_federation(kinfolk.config.read(tiny_experiment(data=lonely)))
+    data = kinfolk.load_federation(read(tiny_experiment(data=lonely)))
     data = dataclasses.replace(data, clusters=torch.zeros(1, dtype=torch.int64))
     result = kinfolk.run(tiny_experiment(method={"name": method}), data=data, out="a")
     assert torch.isfinite(result.weights()).all()

@@ -7,6 +7,7 @@ snapshot of the moment it was published.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,7 @@ from kinfolk.peers.base import Pool
 # Bytes a chunk of clients may use on a CPU: the parameters, gradients and activations of a chunk are touched at every
 # local step, so they should stay in the last-level cache of an ordinary machine (measured in benchmarks/training.py).
 CACHE = 48 * 2**20
+SMALL = 4_000_000  # multiplications of a step below which one CPU thread is enough
 
 
 @dataclass
@@ -110,7 +112,8 @@ class Cohort:
             span = _span(rows)
             block = after[here] if span is None else after[span]  # a copy, or the place itself
             views = self.layout.views(block)
-            mean = train_chunk(self.forward, views, part.x, part.y, batches, settings.rate(t), settings)
+            with self._threads(rows.numel() * settings.batch_size):
+                mean = train_chunk(self.forward, views, part.x, part.y, batches, settings.rate(t), settings)
             finite = torch.isfinite(block).all(dim=1) & torch.isfinite(mean)
             if not bool(finite.all()):
                 block[~finite] = self.weights[here[~finite]]
@@ -140,6 +143,20 @@ class Cohort:
         inputs = self.data.train.x[:1].numel()
         each = (numbers + samples * (inputs + 3 * self._activations)) * self.weights.element_size()
         return max(1, self._room // each)
+
+    @contextmanager
+    def _threads(self, samples: int) -> Iterator[None]:
+        """One thread for a step on few samples: waking a second one costs more than it brings, and on a busy machine
+        the two wait for each other (measured: three times slower)."""
+        before = torch.get_num_threads()
+        small = self.device.type == "cpu" and before > 1 and samples * self.layout.size < SMALL
+        if small:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if small:
+                torch.set_num_threads(before)
 
     # -- judging -------------------------------------------------------------------------------------------------
 
