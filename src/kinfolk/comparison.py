@@ -16,7 +16,7 @@ from kinfolk.experiment import Observer, Result, load_federation, read_result, r
 from kinfolk.methods import find
 from kinfolk.metrics import helped_and_hurt
 from kinfolk.models import Factory
-from kinfolk.runs.files import strict_json, write_atomically
+from kinfolk.runs.files import explained, strict_json, write_atomically
 from kinfolk.runs.folder import RunFolder, free_path
 from kinfolk.runs.tables import to_csv
 
@@ -95,8 +95,9 @@ def compare(
         for name, column in cells.items()
     }
     comparison = Comparison(folder, [_row(name, results, runs.get("local")) for name, results in runs.items()], runs)
-    write_atomically(folder / "comparison.json", (strict_json(comparison.as_dict(), indent=2) + "\n").encode())
-    write_atomically(folder / "comparison.csv", to_csv([asdict(row) for row in comparison.rows]).encode())
+    with explained(lambda error: UserError(f"{folder / 'comparison.json'} cannot be written: {error.strerror}")):
+        write_atomically(folder / "comparison.json", (strict_json(comparison.as_dict(), indent=2) + "\n").encode())
+        write_atomically(folder / "comparison.csv", to_csv([asdict(row) for row in comparison.rows]).encode())
     return comparison
 
 

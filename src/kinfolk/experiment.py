@@ -364,4 +364,4 @@ def _interruptible(observer: Observer) -> Iterator[threading.Event]:
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)  # None: not set from Python
