@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from kinfolk.version import __version__
 
-# OpenMP threads that spin while they wait make small steps ten times slower as soon as another process wants a core
-# (measured on two cores). It only takes effect if torch is not loaded yet; a user's own choice wins.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# OpenMP threads spin while they wait. Unbounded, that makes small steps up to ten times slower as soon as another process
+# wants a core (measured on two cores); a bound costs an idle machine little. It only takes effect if torch is not loaded
+# yet, and a user's own choice wins.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 if TYPE_CHECKING:
     from kinfolk.cohort.cohort import Cohort
