@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 import subprocess
@@ -12,12 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-# Threads that spin are what a plain loop is fastest with on an idle machine: it gets the best conditions.
-os.environ.setdefault("OMP_WAIT_POLICY", "ACTIVE")
+import torch
 
-import torch  # noqa: E402
-
-import kinfolk  # noqa: E402
+import kinfolk
 
 RESULTS = Path(__file__).parent / "results"
 

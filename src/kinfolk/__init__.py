@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kinfolk.version import __version__
 
-# OpenMP threads spin while they wait. Unbounded, that makes small steps up to ten times slower as soon as another process
-# wants a core (measured on two cores); a bound costs an idle machine little. It only takes effect if torch is not loaded
-# yet, and a user's own choice wins.
+# OpenMP threads spin while they wait. Unbounded, that makes small steps up to ten times slower as soon as another
+# process wants a core (measured on two cores); a bound costs an idle machine little. It only takes effect if torch is
+# not loaded yet, and a user's own choice wins.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
