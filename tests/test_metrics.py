@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kinfolk.metrics import Edges, helped_and_hurt, matching, spread
+from kinfolk.metrics import Edges, cluster_ari, helped_and_hurt, matching, spread
 
 
 def edges(*pairs: tuple[int, int]) -> Edges:
@@ -52,3 +52,10 @@ def test_helped_and_hurt_need_more_than_one_standard_error() -> None:
 def test_equal_and_perfect_clients_are_neither_helped_nor_hurt() -> None:
     ones = np.ones(3)
     assert helped_and_hurt(ones, ones, np.full(3, 10)) == (0.0, 0.0)
+
+
+def test_the_rand_index_compares_partitions_whatever_their_numbers() -> None:
+    true = np.array([0, 0, 1, 1, 2, 2])
+    assert cluster_ari(np.array([5, 5, 0, 0, 3, 3]), true) == 1
+    assert cluster_ari(np.zeros(6, dtype=int), true) == 0
+    assert 0 < cluster_ari(np.array([0, 0, 1, 1, 1, 1]), true) < 1

@@ -29,6 +29,7 @@ class Results:
     loss: np.ndarray  # [n] test loss
     before_mixing: np.ndarray  # [n] accuracy after training, before mixing
     neighbors: np.ndarray | None  # [n, *] the method's own list of neighbors, if it keeps one
+    clusters: np.ndarray | None  # [n] the cluster the method puts each client in, if it does
     models_received: np.ndarray  # [n] so far
     bytes_received: np.ndarray  # [n] so far
     peak_received: np.ndarray  # [n]
@@ -65,11 +66,13 @@ class Shard:
         scores = self.cohort.evaluate()
         before = self.cohort.round.before_mixing
         neighbors = getattr(self.state, "neighbors", None)
+        clusters = getattr(self.state, "clusters", None)
         return Results(
             scores.accuracy.cpu().numpy(),
             scores.loss.cpu().numpy(),
             (scores.accuracy if before is None else before).cpu().numpy(),
             None if neighbors is None else neighbors.cpu().numpy(),
+            None if clusters is None else clusters.cpu().numpy(),
             self.peers.models_received.numpy(),
             self.peers.bytes_received.numpy(),
             self.peers.peak_received.numpy(),
@@ -117,7 +120,9 @@ class Parts:
     def shard(self, ids: Tensor, exchange: Exchange) -> Shard:
         """The shard that hosts the clients `ids`."""
         data = self.federation.select(ids)
-        cohort = Cohort(data, self.model(), ids=ids, clusters=self.federation.clusters, **self.cohort)
+        cohort = Cohort(
+            data, self.model(), ids=ids, n=self.federation.clients, clusters=self.federation.clusters, **self.cohort
+        )
         return Shard(cohort, Peers(self.federation.clients, cohort, exchange, self.faults), self.method)
 
 

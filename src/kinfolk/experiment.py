@@ -207,6 +207,8 @@ def _prepare(
     for note in federation.notes:
         observer.notice(note)
     config, notices = _clip(config, federation.clients)
+    if hasattr(config.method, "notices"):
+        notices += config.method.notices()
     for notice in notices:
         observer.notice(notice)
     if hasattr(config.method, "arrange"):
@@ -303,6 +305,8 @@ def _measure(
         edges = metrics.Edges.of_lists(results.neighbors)
     if clusters is not None and edges.client.size:
         row |= metrics.matching(edges, clusters)
+    if clusters is not None and results.clusters is not None:
+        row["ari"] = metrics.cluster_ari(results.clusters, clusters)
     row["models_received"] = int(results.models_received.sum())
     row["bytes_received"] = int(results.bytes_received.sum())
     row["peak_received"] = int(results.peak_received.max())

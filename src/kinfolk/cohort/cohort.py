@@ -6,6 +6,7 @@ snapshot of the moment it was published.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,18 +52,20 @@ class Cohort:
         training: Training,
         seed: int = 0,
         ids: Tensor | None = None,
+        n: int | None = None,
         clusters: Tensor | None = None,
         device: str | torch.device = "cpu",
         precision: str = "float32",
         chunk: int | None = None,
     ) -> None:
-        """`data` holds exactly the cohort's clients; `ids` are their names in the whole federation (default 0..m-1);
+        """`data` holds exactly the cohort's clients; `ids` are their names in the whole federation of `n` (default 0..m-1, m);
         `clusters` [n] are the true clusters of all clients, for methods that are allowed to know them."""
         self.device = torch.device(device)
         self.dtype = {"float32": torch.float32, "float64": torch.float64}[precision]
         self.ids = (torch.arange(data.clients) if ids is None else ids).to(self.device)
         self.data = data.to(self.device, self.dtype)
         self.clusters = data.clusters if clusters is None else clusters
+        self.n = len(self) if n is None else n
         self.training = training
         self.seed = seed
         self.model = model.to(self.device, self.dtype)
@@ -78,6 +81,20 @@ class Cohort:
     def __len__(self) -> int:
         """m"""
         return self.ids.numel()
+
+    def fresh(self, number: int) -> Tensor:
+        """Other initial weights than w_0 for the same model: [d], a function of the seed and `number`.
+
+        Every layer with torch's `reset_parameters()` draws anew; parameters of modules that have none keep the values
+        of w_0. Drawn on the CPU in float32 like w_0 itself, so that device and precision make no difference.
+        """
+        module = copy.deepcopy(self.model).to("cpu", torch.float32)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(randomness.torch_seed(self.seed, f"init/{number}"))
+            for part in module.modules():
+                if callable(reset := getattr(part, "reset_parameters", None)):
+                    reset()
+        return self.layout.flatten(module).to(self.device, self.dtype)
 
     def begin(self, absent: Tensor | None = None, evaluate: bool = False) -> None:
         """Start a round: who is absent, and whether to measure before mixing."""
@@ -173,6 +190,13 @@ class Cohort:
             scores = self._score(pool["weights"], rows[client, column], client, self.data.train)
             losses[client.to(self.device), column.to(self.device)] = scores.loss
         return losses
+
+    def train_losses(self, models: Tensor) -> Tensor:
+        """Loss of each of the models [c, d] on each client's own training data: [m, c], NaN without samples."""
+        count = models.shape[0]
+        clients = torch.arange(len(self)).repeat_interleave(count)
+        scores = self._score(models, torch.arange(count).repeat(len(self)), clients, self.data.train)
+        return scores.loss.view(len(self), count)
 
     def _score(self, weights: Tensor, models: Tensor, clients: Tensor, part: Part) -> Scores:
         """Model weights[models[i]] on the samples of client row clients[i], for every i."""

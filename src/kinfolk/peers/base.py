@@ -1,8 +1,8 @@
 """Peers: what a cohort can see of everybody else.
 
-A method talks to its peers through `sample`, `publish`, `pull` and (with a server) `mean`, and through nothing else.
-How rows travel is an `Exchange`, one per place to run; who can be reached, what gets lost and what it costs is the same
-everywhere and written here once.
+A method talks to its peers through `sample`, `publish`, `pull` and (with a server) `mean` and `gather`, and through
+nothing else. How rows travel is an `Exchange`, one per place to run; who can be reached, what gets lost and what it
+costs is the same everywhere and written here once.
 """
 
 from __future__ import annotations
@@ -54,6 +54,17 @@ class Pool:
         """The tensor [p, ...] published under `name`."""
         return self._tensors[name]
 
+    def __or__(self, other: Pool) -> Pool:
+        """Both pulls of one round as one pool."""
+        mine, theirs = self._tensors["weights"], other._tensors["weights"]
+        if mine is theirs:  # one process holds everything: a pull copies nothing
+            return self
+        new = (self._position < 0) & (other._position >= 0)
+        joined = torch.where(new, other._position + mine.shape[0], self._position)
+        both = Pool(joined.numel(), joined[:0], {"weights": torch.cat([mine, theirs])}, self._arrives)
+        both._position = joined
+        return both
+
     def rows(self, ids: Tensor) -> Tensor:
         """ids: [m, k], one row of wanted clients per client of the cohort -> [m, k] rows, -1 if it did not arrive."""
         rows = self._position[ids.clamp(min=0)]
@@ -72,7 +83,7 @@ class Peers:
         self.models_received = torch.zeros(count, dtype=torch.int64)  # [m] answers, each one model
         self.bytes_received = torch.zeros(count, dtype=torch.int64)  # [m]
         self.peak_received = torch.zeros(count, dtype=torch.int64)  # [m] most models at one time
-        self._means = (0, 0)
+        self._means = (0, 0)  # round, and calls to the server in it so far
 
     def sample(
         self, t: int, count: int, exclude: Tensor | None = None, within: Tensor | None = None, purpose: str = "peers"
@@ -118,29 +129,58 @@ class Peers:
         self.bytes_received += answers * sum(row_bytes(tensors[name]) for name in names)
         return pool
 
-    def mean(self, t: int, values: Tensor, weights: Tensor) -> Tensor:
+    def mean(self, t: int, values: Tensor, weights: Tensor, transfers: int = 2) -> Tensor:
         """Weighted mean over all clients, through a server: values [m, ...], weights [m] -> [...].
 
         Clients that are absent or quarantined, or whose upload is lost, do not count; NaN where nobody does. Every
-        client with a positive weight sends one model and gets one back, which is how the papers count FedAvg.
+        client with a positive weight counts `transfers` models: one up and one down, which is how the papers count
+        FedAvg, unless the method says otherwise.
         """
-        round, calls = self._means
-        self._means = (t, calls + 1) if round == t else (t, 1)
-        name = f"mean-{self._means[1]}"
-        ids = self.host.ids
-        lost = self.faults.lost(self.host.seed, t, torch.full_like(ids, self.n), ids)
-        counted = torch.where(self.host.silent() | lost, 0.0, weights.to(ids.device, torch.float64))
+        name = self._server_call(t)
+        counted = torch.where(self._unheard(t), 0.0, weights.to(self.host.ids.device, torch.float64))
         self.publish(t, **{name: values, name + "-weights": counted})
-        everybody = torch.arange(self.n, device=ids.device)
-        _, tensors = self.exchange.fetch(t, everybody, (name, name + "-weights"))
+        _, tensors = self.exchange.fetch(t, self._everybody(), (name, name + "-weights"))
         shares = tensors[name + "-weights"]
         total = shares.sum()
-        transfers = 2 * (counted > 0).to(torch.int64).cpu()
-        self.models_received += transfers
-        self.bytes_received += transfers * row_bytes(values)
+        self._count(counted > 0, transfers, values)
         flat = tensors[name].flatten(1)
         mean = (shares / total).to(flat.dtype) @ flat
         return torch.where(total > 0, mean, torch.nan).view(values.shape[1:])
+
+    def gather(self, t: int, values: Tensor, **facts: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """What a server sees: (ids [p] ascending, their values [p, ...], their facts name -> [p, ...]).
+
+        Clients that are absent or quarantined, or whose upload is lost, are not among them. Every process gets the same
+        rows, so each can work out the server's decision for itself. `values` [m, ...] count one model up and one down
+        for every client that was heard; `facts` are small things that travel along (sizes, labels) and are not counted.
+        """
+        name = self._server_call(t)
+        heard = ~self._unheard(t)
+        offer = {f"{name}-{fact}": tensor[heard] for fact, tensor in facts.items()} | {name: values[heard]}
+        self.exchange.publish(t, self.host.ids[heard], offer)
+        ids, tensors = self.exchange.fetch(t, self._everybody(), tuple(offer))
+        self._count(heard, 2, values)
+        return ids, tensors[name], {fact: tensors[f"{name}-{fact}"] for fact in facts}
+
+    def _server_call(self, t: int) -> str:
+        """A name for the next exchange with the server in round t, the same on every shard."""
+        round, calls = self._means
+        self._means = (t, calls + 1) if round == t else (t, 1)
+        return f"mean-{self._means[1]}"
+
+    def _unheard(self, t: int) -> Tensor:
+        """[m] Clients that a server does not hear of this round; the server goes by the number n."""
+        ids = self.host.ids
+        return self.host.silent() | self.faults.lost(self.host.seed, t, torch.full_like(ids, self.n), ids)
+
+    def _everybody(self) -> Tensor:
+        return torch.arange(self.n, device=self.host.ids.device)
+
+    def _count(self, clients: Tensor, transfers: int, values: Tensor) -> None:
+        """`transfers` rows of `values` for each of the clients [m] bool."""
+        models = transfers * clients.to(torch.int64).cpu()
+        self.models_received += models
+        self.bytes_received += models * row_bytes(values)
 
     def _arrives(self, t: int, asked: Tensor) -> Tensor:
         lost = self.faults.lost(self.host.seed, t, self.host.ids[:, None], asked)

@@ -1,0 +1,53 @@
+"""What methods cost in communication, as the PANM paper counts it (its Table 6): nominal, before anything is lost.
+
+The unit is Δ = n models, one for every client: a method that makes every client receive three models a round costs
+3 Δ a round. A model counts when it is received, whoever receives it, client or server. What a run really received is in
+its `models_received` and `bytes_received`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Communication in units of Δ = n models."""
+
+    total: float  # over the whole run
+    peak: float  # the most that one place, server or client, has to carry in one exchange
+
+
+def fedavg(rounds: int) -> Cost:
+    """Every round every client sends its model up and gets one down: 2 Δ. The server carries n models at once."""
+    return Cost(2 * rounds, 1)
+
+
+def ifca(models: int, rounds: int) -> Cost:
+    """Every round every client gets all c models down and sends one up: (c + 1) Δ. The server sends c·n at once."""
+    return Cost((models + 1) * rounds, models)
+
+
+def gossip(n: int, neighbors: int, rounds: int) -> Cost:
+    """Random, fixed and oracle gossip: every client receives k models a round."""
+    return Cost(neighbors * rounds, neighbors / n)
+
+
+def pens(n: int, candidates: int, neighbors: int, discover_rounds: int, rounds: int) -> Cost:
+    """Every client receives l candidates in each of the first T1 rounds, and k of its permanent list after that."""
+    first = min(discover_rounds, rounds)
+    return Cost(first * candidates + (rounds - first) * neighbors, max(candidates if first else 0, neighbors) / n)
+
+
+def panm(n: int, candidates: int, neighbors: int, match_every: int, stage1: int, stage2: int) -> Cost:
+    """T1 rounds of l candidates and k old neighbors (there are none in round 1); then k neighbors a round, and every τ
+    rounds instead 2l models: l of the list and l candidates, among which those to average with are already there.
+
+    total = T1 (l + k) - k + (T2 - T2/τ) k + (T2/τ) 2l, where T2/τ is the number of rounds t with T1 < t <= T1 + T2
+    that τ divides. The formula was inferred from the paper's two totals, which it gives exactly. The peak is stage
+    one's, (l + k) models for one client, as published; a matching round of stage two brings 2l, more if l > k.
+    """
+    matchings = (stage1 + stage2) // match_every - stage1 // match_every
+    first = stage1 * (candidates + neighbors) - neighbors if stage1 else 0
+    second = (stage2 - matchings) * neighbors + matchings * 2 * candidates
+    return Cost(first + second, (candidates + neighbors) / n)

@@ -1,0 +1,59 @@
+"""Matching with a memory: a peer is kin while its model does about as well on my data as my neighbors' models do.
+
+One look can deceive; so every client keeps, for each peer it has judged, a running average of how far that peer's score lay
+from those of the neighbors at the time, in units of the neighbors' own spread. Kin scatter around zero whatever the stage of
+training, strangers lie far below, and the average forgets slowly enough to outlast a bad round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NORMAL = 1.4826  # median absolute deviation -> standard deviation, for normal scores
+# The neighbors' spread is taken to lie within these shares of the spread of all who were looked at: below, a few neighbors
+# that happen to agree would make kin look like strangers; above, one stranger in the list would make room for the next.
+LEAST, MOST = 0.2, 0.4
+FARTHEST = 30.0  # one look counts at most this much
+FADING = 0.98  # a round that shows kin only says nothing about how far strangers are: the unit shrinks slowly
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known after a look."""
+
+    evidence: Tensor  # [m, c] running averages of the peers judged, NaN for those never judged
+    unit: Tensor  # [m] what distances are measured in
+    judged: Tensor  # [m, c] bool: looked at just now, with neighbors to compare with
+    kin: Tensor  # [m, c] bool, meaningful where judged
+
+
+def judge(scores: Tensor, listed: Tensor, evidence: Tensor, unit: Tensor, rate: float, limit: float) -> Verdict:
+    """Compare each peer's score with those of the listed neighbors and update the evidence.
+
+    scores: [m, c] higher is better, NaN for not looked at; listed: [m, c] bool, current neighbors; evidence: [m, c] and
+    unit: [m] so far.
+    """
+    seen = ~scores.isnan()
+    mine = seen & listed
+    center = _median(scores, mine)
+    spread = NORMAL * _median((scores - center[:, None]).abs(), mine)
+    known = torch.where(seen, scores, 0.0)
+    count = seen.sum(dim=1).clamp(min=1)
+    mean = known.sum(dim=1) / count
+    overall = (torch.where(seen, (known - mean[:, None]).square(), 0.0).sum(dim=1) / count).sqrt()
+    compared = mine.sum(dim=1) >= 2
+    fresh = torch.clamp(spread, LEAST * overall, MOST * overall)
+    unit = torch.where(compared, torch.maximum(fresh, FADING * unit), unit).clamp(min=1e-12)
+    distance = ((scores - center[:, None]) / unit[:, None]).clamp(-FARTHEST, FARTHEST)
+    judged = seen & compared[:, None]
+    updated = torch.where(evidence.isnan(), distance, (1 - rate) * evidence + rate * distance)
+    updated = torch.where(judged, updated, evidence)
+    return Verdict(updated, unit, judged, judged & (updated >= -limit))
+
+
+def _median(values: Tensor, part: Tensor) -> Tensor:
+    """Median of each row [m] over `part`; NaN where it is empty."""
+    return torch.where(part, values, torch.nan).nanmedian(dim=1).values

@@ -1,0 +1,62 @@
+"""Lists of peers for many clients at once: `[m, w]` ids, one row per client, -1 where a row has no more."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kinfolk import randomness
+
+_LAST = 2**63 - 1  # a sort key behind every other
+
+
+def choose(seed: int, purpose: str, t: int, clients: Tensor, lists: Tensor, count: int) -> Tensor:
+    """`count` different ids of each client's list, uniformly at random, all of them if there are fewer: [m, count].
+
+    clients: [m] ids of the clients that draw; lists: [m, w] without repetitions. An id's sort key depends on the client
+    and the id alone, so the draw is the same in whatever order the list is, however it is padded, and on every shard.
+    """
+    keys = randomness.bits(seed, purpose, t, clients[:, None], lists).masked_fill(lists < 0, _LAST)
+    first = keys.topk(min(count, lists.shape[1]), dim=1, largest=False).indices
+    return torch.nn.functional.pad(lists.gather(1, first), (0, count - first.shape[1]), value=-1)
+
+
+def best(lists: Tensor, scores: Tensor, count: int) -> Tensor:
+    """The `count` ids of each list with the highest scores, best first: [m, count]; equal scores: lower id first.
+
+    lists: [m, w]; scores: [m, w], NaN for what was not observed, which is never among the best.
+    """
+    unseen = (lists < 0) | scores.isnan()
+    order = torch.where(unseen, _LAST, lists).argsort(dim=1)  # by id, the unseen last
+    scores = scores.masked_fill(unseen, -torch.inf).gather(1, order)
+    order = order.gather(1, scores.argsort(dim=1, descending=True, stable=True))[:, :count]
+    found = lists.masked_fill(unseen, -1).gather(1, order)
+    return torch.nn.functional.pad(found, (0, count - found.shape[1]), value=-1)
+
+
+def pack(mask: Tensor, ids: Tensor) -> Tensor:
+    """Keep the ids [m, w] where the mask [m, w] holds, moved to the left in their order: [m, longest row]."""
+    counts = mask.sum(dim=1)
+    client, column = torch.nonzero(mask, as_tuple=True)
+    place = torch.arange(client.numel(), device=ids.device) - (counts.cumsum(0) - counts)[client]
+    width = int(counts.max()) if counts.numel() else 0
+    packed = torch.full((ids.shape[0], width), -1, dtype=ids.dtype, device=ids.device)
+    packed[client, place] = ids[client, column]
+    return packed
+
+
+def contains(lists: Tensor, ids: Tensor) -> Tensor:
+    """Which of ids [m, c] stand in the list [m, w] of the same row: [m, c] bool, False for -1."""
+    if not lists.shape[1]:
+        return torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+    ordered = lists.sort(dim=1).values
+    place = torch.searchsorted(ordered, ids.contiguous()).clamp(max=lists.shape[1] - 1)
+    return (ordered.gather(1, place) == ids) & (ids >= 0)
+
+
+def look_up(wanted: Tensor, ids: Tensor, values: Tensor, otherwise: Tensor) -> Tensor:
+    """The value of each wanted client [m], where ids [p] (ascending) have values [p]; `otherwise` [m] for the rest."""
+    if not ids.numel():
+        return otherwise
+    place = torch.searchsorted(ids, wanted).clamp(max=ids.numel() - 1)
+    return torch.where(ids[place] == wanted, values[place], otherwise)

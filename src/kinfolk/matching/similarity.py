@@ -1,0 +1,75 @@
+"""How alike two clients are: losses of one's model on the other's data, or the angle between their updates.
+
+All similarities are float64, larger means more alike, and NaN means not observed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LARGEST_GRAM = 2048  # clients for which all pairs are one matrix product; above it only the wanted pairs are computed
+BLOCK = 8192  # columns multiplied in the run's own precision before they are added up in float64
+SMALLEST_LOSS = 1e-8  # the same cap for all peers, so that ties at the cap are broken by id
+SMALLEST_NORM = 1e-12
+
+
+def inverse_loss(losses: Tensor) -> Tensor:
+    """1 / F, as PANM prints it; an infinite loss is similarity 0."""
+    return 1.0 / losses.clamp(min=SMALLEST_LOSS)
+
+
+def log_loss(losses: Tensor) -> Tensor:
+    """-log F: the same order as 1 / F, but it does not blow up as the training loss goes to zero."""
+    return -losses.clamp(min=SMALLEST_LOSS).log()
+
+
+def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = None) -> Tensor:
+    """Cosine of the angle between my vector and each wanted peer's, seen from `origin`.
+
+    mine: [m, d]; theirs: [p, d]; rows: [m, c] into `theirs`, -1 for none; origin: [d] -> [m, c]. A vector without
+    length has cosine 0 with everything.
+    """
+    if theirs.shape[0] <= LARGEST_GRAM:
+        products, my_squares, their_squares = _gram(mine, theirs, origin)
+        products = products.gather(1, rows.clamp(min=0))
+        their_squares = their_squares[rows.clamp(min=0)]
+    else:
+        products, my_squares, their_squares = _pairs(mine, theirs, rows.clamp(min=0), origin)
+    lengths = my_squares.sqrt()[:, None] * their_squares.sqrt()
+    known = (my_squares.sqrt()[:, None] > SMALLEST_NORM) & (their_squares.sqrt() > SMALLEST_NORM)
+    cosine = torch.where(known, products / lengths, 0.0).clamp(-1.0, 1.0)
+    return torch.where(rows >= 0, cosine, torch.nan)
+
+
+def _gram(mine: Tensor, theirs: Tensor, origin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """All products [m, p] and squared lengths [m], [p], added up block by block in float64."""
+    products = torch.zeros(mine.shape[0], theirs.shape[0], dtype=torch.float64, device=mine.device)
+    my_squares = torch.zeros(mine.shape[0], dtype=torch.float64, device=mine.device)
+    their_squares = torch.zeros(theirs.shape[0], dtype=torch.float64, device=mine.device)
+    for first in range(0, mine.shape[1], BLOCK):
+        columns = slice(first, first + BLOCK)
+        a, b = mine[:, columns], theirs[:, columns]
+        if origin is not None:
+            a, b = a - origin[columns], b - origin[columns]
+        products += (a @ b.T).to(torch.float64)
+        my_squares += a.square().sum(dim=1, dtype=torch.float64)
+        their_squares += b.square().sum(dim=1, dtype=torch.float64)
+    return products, my_squares, their_squares
+
+
+def _pairs(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Products and squared lengths of the wanted pairs only: [m, c], [m], [m, c]. Memory is bounded by one block."""
+    products = torch.zeros(rows.shape, dtype=torch.float64, device=mine.device)
+    my_squares = torch.zeros(mine.shape[0], dtype=torch.float64, device=mine.device)
+    their_squares = torch.zeros(theirs.shape[0], dtype=torch.float64, device=mine.device)
+    for first in range(0, mine.shape[1], BLOCK):
+        columns = slice(first, first + BLOCK)
+        a, b = mine[:, columns], theirs[:, columns]
+        if origin is not None:
+            a, b = a - origin[columns], b - origin[columns]
+        for column in range(rows.shape[1]):
+            products[:, column] += (a * b[rows[:, column]]).sum(dim=1, dtype=torch.float64)
+        my_squares += a.square().sum(dim=1, dtype=torch.float64)
+        their_squares += b.square().sum(dim=1, dtype=torch.float64)
+    return products, my_squares, their_squares[rows]

@@ -1,0 +1,193 @@
+"""PANM: every client finds its kin by the similarity of models, and averages with them only.
+
+Li, Li, Shao, Wu: Towards Effective Clustered Federated Learning: A Peer-to-peer Framework with Adaptive Neighbor Matching.
+IEEE Transactions on Big Data, 2022.
+
+Stage one, confident neighbor initialisation (CNI): each round look at l random candidates beside the k neighbors of the
+round before, keep the k most similar of them all, average with those. Stage two, heuristic neighbor matching (HNM): every tau
+rounds look at up to l of the listed neighbors and l strangers, fit two Gaussians to their similarities, and keep whoever belongs
+to the upper one; average with k of the list.
+
+Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so it does
+not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
+`matching/mixture.py`. Preset "paper" is otherwise as printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kinfolk.cohort.cohort import Cohort
+from kinfolk.matching import mixture
+from kinfolk.matching.confident import confident
+from kinfolk.matching.evidence import judge
+from kinfolk.matching.lists import best, choose, contains, pack
+from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
+from kinfolk.methods.registry import register
+from kinfolk.peers.base import Peers, Pool
+from kinfolk.settings import setting
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"loss_score": "inverse", "matcher": "mixture"},
+    "robust": {"loss_score": "log", "matcher": "evidence"},
+}
+
+
+@dataclass(frozen=True)
+class State:
+    neighbors: Tensor  # [m, *] the neighbor list N_i: k long in stage one, free in stage two
+    evidence: Tensor  # [m, n] what a client has learnt of each peer (matcher "evidence"; else [m, 0]), NaN: nothing
+    unit: Tensor  # [m] the spread of losses that evidence is measured in
+
+
+@register("panm")
+@dataclass(frozen=True)
+class PANM:
+    """Every client finds its kin by the similarity of models or updates, and averages with k of them each round."""
+
+    similarity: Literal["loss", "gradient"] = setting("gradient", "compare models by loss on own data, or by updates")
+    neighbors: int = setting(5, "peers averaged with each round (k)", ge=1, peers=True)
+    candidates: int = setting(10, "strangers, and listed neighbors, looked at in a matching (l)", ge=1, peers=True)
+    discover_rounds: int = setting(100, "rounds of stage one (T1)", ge=0)
+    match_every: int = setting(1, "rounds between matchings in stage two (tau)", ge=1)
+    alpha: float = setting(
+        0.5, "share of this round's update against the whole drift; 1: theta1, 0: theta2", ge=0, le=1
+    )
+    candidate_pool: Literal["strangers", "all"] = setting(
+        "strangers", "stage one draws from: not yet neighbors, or all"
+    )
+    preset: Literal["paper", "robust"] = setting("robust", "as printed, or with what made matching reliable")
+    loss_score: Literal["inverse", "log"] | None = setting(None, "similarity from a loss: 1/F or -log F; none: preset")
+    matcher: Literal["mixture", "evidence"] | None = setting(None, "stage two: hard EM, or with memory; none: preset")
+    memory: float = setting(0.3, "weight of a new look in the running average (matcher evidence)", gt=0, le=1)
+    limit: float = setting(3.0, "how many spreads of its neighbors' losses a kin may lie below them", gt=0)
+
+    def __post_init__(self) -> None:
+        for name, value in PRESETS[self.preset].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def notices(self) -> list[str]:
+        """What the user should know of these settings."""
+        if self.discover_rounds == 0:
+            return ["method.discover_rounds = 0: matching starts from random lists, without stage one"]
+        return []
+
+    def start(self, cohort: Cohort) -> State:
+        width = cohort.n if self.matcher == "evidence" else 0
+        evidence = torch.full((len(cohort), width), torch.nan, device=cohort.device)
+        unit = torch.zeros(len(cohort), dtype=torch.float64, device=cohort.device)
+        return State(torch.full((len(cohort), self.neighbors), -1, device=cohort.device), evidence, unit)
+
+    def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
+        before = cohort.weights
+        cohort.train(t)
+        if self.similarity == "gradient":
+            peers.publish(t, weights=cohort.weights, update=cohort.weights - before)
+        else:
+            peers.publish(t, weights=cohort.weights)
+        if t == 1 and self.discover_rounds == 0:
+            state = replace(state, neighbors=peers.sample(0, self.neighbors))
+        if t <= self.discover_rounds:
+            return replace(state, neighbors=self._discover(t, cohort, state.neighbors, peers, before))
+        if t % self.match_every == 0:
+            return self._match(t, cohort, state, peers, before)
+        chosen = choose(cohort.seed, "aggregate", t, cohort.ids, state.neighbors, self.neighbors)
+        cohort.mix(peers.pull(t, chosen), chosen)
+        return state
+
+    def _discover(self, t: int, cohort: Cohort, neighbors: Tensor, peers: Peers, before: Tensor) -> Tensor:
+        """CNI: the k most similar of old neighbors and new candidates."""
+        if self.candidate_pool == "strangers":
+            candidates = peers.sample(t, self.candidates, exclude=neighbors)
+        else:
+            candidates = peers.sample(t, self.candidates)
+            candidates = torch.where(contains(neighbors, candidates), -1, candidates)  # already looked at
+        looked_at = torch.cat([neighbors, candidates], dim=1)
+        pool = peers.pull(t, looked_at, self._names())
+        found = confident(looked_at, self._similarity(cohort, pool, looked_at, before), self.neighbors)
+        cohort.mix(pool, found)
+        return found
+
+    def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, before: Tensor) -> State:
+        """HNM: who of some listed neighbors (S) and some strangers (C) is kin (H)."""
+        listed = state.neighbors
+        known = choose(cohort.seed, "listed", t, cohort.ids, listed, self.candidates)  # S
+        strangers = peers.sample(t, self.candidates, exclude=listed)  # C
+        looked_at = torch.cat([known, strangers], dim=1)
+        pool = peers.pull(t, looked_at, self._names())
+        similarity = self._similarity(cohort, pool, looked_at, before)
+        old = (torch.arange(looked_at.shape[1], device=cohort.device) < known.shape[1]).expand_as(looked_at)
+        found = mixture.match(similarity, ~similarity.isnan(), old, self.neighbors)
+        kin = found.same
+        if self.matcher == "evidence":
+            kin, state = self._verify(cohort, pool, looked_at, similarity, old, kin, state)
+
+        same = torch.where(kin, looked_at, -1)  # H
+        rest = torch.where(contains(known, listed), -1, listed)  # listed, but not looked at this time
+        rest = torch.where(found.skipped[:, None], listed, rest)
+        same = torch.where(_nobody(same, rest)[:, None], self._closest(looked_at, similarity, old), same)
+        matched = torch.cat([same, rest], dim=1)
+        mixed = self._first(cohort, t, same, rest)
+        cohort.mix(pool | peers.pull(t, torch.where(contains(looked_at, mixed), -1, mixed)), mixed)
+        return replace(state, neighbors=pack(matched >= 0, matched))
+
+    def _verify(
+        self, cohort: Cohort, pool: Pool, ids: Tensor, similarity: Tensor, old: Tensor, same: Tensor, state: State
+    ) -> tuple[Tensor, State]:
+        """Change the list only for peers whose loss on my own data, remembered over rounds, speaks for it.
+
+        With the loss metric everybody looked at is judged. With the gradient metric the mixture proposes, and only the
+        proposed changes cost a loss evaluation, and to compare with k neighbors and the k least similar peers.
+        """
+        scores = similarity
+        if self.similarity == "gradient":
+            compare = torch.arange(ids.shape[1], device=cohort.device) < self.neighbors
+            contrast = contains(best(ids, -similarity, self.neighbors), ids)
+            scores = log_loss(cohort.losses(pool, torch.where((same != old) | compare | contrast, ids, -1)))
+        answered = ~similarity.isnan()
+        remembered = state.evidence.gather(1, ids.clamp(min=0))
+        verdict = judge(scores, old, remembered, state.unit, self.memory, self.limit)
+        rows = torch.arange(len(cohort), device=cohort.device)[:, None].expand_as(ids)
+        evidence = state.evidence.clone()
+        evidence[rows[verdict.judged], ids[verdict.judged]] = verdict.evidence[verdict.judged].to(evidence.dtype)
+        kin = torch.where(verdict.judged, verdict.kin, old & answered)
+        return kin, replace(state, evidence=evidence, unit=verdict.unit)
+
+    def _first(self, cohort: Cohort, t: int, same: Tensor, rest: Tensor) -> Tensor:
+        """k peers to average with: those just judged and already here first, then others of the list."""
+        here = choose(cohort.seed, "aggregate", t, cohort.ids, same, self.neighbors)
+        others = choose(cohort.seed, "aggregate more", t, cohort.ids, rest, self.neighbors)
+        both = torch.cat([here, others], dim=1)
+        return torch.nn.functional.pad(pack(both >= 0, both), (0, self.neighbors), value=-1)[:, : self.neighbors]
+
+    def _closest(self, looked_at: Tensor, similarity: Tensor, old: Tensor) -> Tensor:
+        """When a matching leaves nobody: the most similar of the list, or of all that answered."""
+        unseen = torch.where(old, similarity, torch.nan)
+        unseen = torch.where(unseen.isnan().all(dim=1)[:, None], similarity, unseen)
+        chosen = best(looked_at, unseen, self.neighbors)
+        return torch.nn.functional.pad(chosen, (0, looked_at.shape[1] - self.neighbors), value=-1)
+
+    def _names(self) -> tuple[str, ...]:
+        return ("weights", "update") if self.similarity == "gradient" else ("weights",)
+
+    def _similarity(self, cohort: Cohort, pool: Pool, ids: Tensor, before: Tensor) -> Tensor:
+        """[m, c] similarity of each client with the peers ids [m, c], NaN for those who did not answer."""
+        if self.similarity == "loss":
+            losses = cohort.losses(pool, ids)
+            return inverse_loss(losses) if self.loss_score == "inverse" else log_loss(losses)
+        rows = pool.rows(ids)
+        score = torch.zeros(ids.shape, dtype=torch.float64, device=cohort.device)
+        if self.alpha > 0:  # theta1: this round's updates
+            score = score + self.alpha * cosines(cohort.weights - before, pool["update"], rows)
+        if self.alpha < 1:  # theta2: the whole way from the common initial model
+            score = score + (1 - self.alpha) * cosines(cohort.weights, pool["weights"], rows, cohort.initial)
+        return score
+
+
+def _nobody(same: Tensor, rest: Tensor) -> Tensor:
+    return ~((same >= 0).any(dim=1) | (rest >= 0).any(dim=1))
