@@ -58,8 +58,8 @@ class Cohort:
         precision: str = "float32",
         chunk: int | None = None,
     ) -> None:
-        """`data` holds exactly the cohort's clients; `ids` are their names in the whole federation of `n` (default 0..m-1, m);
-        `clusters` [n] are the true clusters of all clients, for methods that are allowed to know them."""
+        """`data` holds exactly the cohort's clients; `ids` are their names in the whole federation of `n` (default
+        0..m-1, m); `clusters` [n] are the true clusters of all clients, for methods that are allowed to know them."""
         self.device = torch.device(device)
         self.dtype = {"float32": torch.float32, "float64": torch.float64}[precision]
         self.ids = (torch.arange(data.clients) if ids is None else ids).to(self.device)

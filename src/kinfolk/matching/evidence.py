@@ -1,8 +1,8 @@
-"""Matching with a memory: a peer is kin while its model does about as well on my data as my neighbors' models do.
+"""Matching with a memory: a peer is kin while it is about as similar to me as my neighbors are.
 
-One look can deceive; so every client keeps, for each peer it has judged, a running average of how far that peer's score lay
-from those of the neighbors at the time, in units of the neighbors' own spread. Kin scatter around zero whatever the stage of
-training, strangers lie far below, and the average forgets slowly enough to outlast a bad round.
+One look can deceive; so every client keeps, for each peer it has judged, a running average of how far that peer's
+similarity lay from those of the neighbors at the time, in units of the neighbors' own spread. Kin scatter around zero
+whatever the stage of training, strangers lie far below, and the average forgets slowly enough to outlast a bad round.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 NORMAL = 1.4826  # median absolute deviation -> standard deviation, for normal scores
-# The neighbors' spread is taken to lie within these shares of the spread of all who were looked at: below, a few neighbors
-# that happen to agree would make kin look like strangers; above, one stranger in the list would make room for the next.
+# The neighbors' spread is taken to lie within these shares of the spread of all who were looked at: below, a few
+# neighbors that happen to agree would make kin look like strangers; above, one stranger in the list would make room
+# for the next.
 LEAST, MOST = 0.2, 0.4
 FARTHEST = 30.0  # one look counts at most this much
 FADING = 0.98  # a round that shows kin only says nothing about how far strangers are: the unit shrinks slowly
@@ -33,8 +34,8 @@ class Verdict:
 def judge(scores: Tensor, listed: Tensor, evidence: Tensor, unit: Tensor, rate: float, limit: float) -> Verdict:
     """Compare each peer's score with those of the listed neighbors and update the evidence.
 
-    scores: [m, c] higher is better, NaN for not looked at; listed: [m, c] bool, current neighbors; evidence: [m, c] and
-    unit: [m] so far.
+    scores: [m, c] higher is more alike, NaN for not looked at; listed: [m, c] bool, current neighbors; evidence: [m, c]
+    and unit: [m] so far.
     """
     seen = ~scores.isnan()
     mine = seen & listed

@@ -1,16 +1,17 @@
 """PANM: every client finds its kin by the similarity of models, and averages with them only.
 
-Li, Li, Shao, Wu: Towards Effective Clustered Federated Learning: A Peer-to-peer Framework with Adaptive Neighbor Matching.
-IEEE Transactions on Big Data, 2022.
+Li, Li, Shao, Wu: Towards Effective Clustered Federated Learning: A Peer-to-peer Framework with Adaptive Neighbor
+Matching. IEEE Transactions on Big Data, 2022.
 
 Stage one, confident neighbor initialisation (CNI): each round look at l random candidates beside the k neighbors of the
-round before, keep the k most similar of them all, average with those. Stage two, heuristic neighbor matching (HNM): every tau
-rounds look at up to l of the listed neighbors and l strangers, fit two Gaussians to their similarities, and keep whoever belongs
-to the upper one; average with k of the list.
+round before, keep the k most similar of them all, average with those. Stage two, heuristic neighbor matching (HNM):
+every tau rounds look at up to l of the listed neighbors and l strangers, fit two Gaussians to their similarities, and
+keep whoever belongs to the upper one; average with k of the list.
 
-Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so it does
-not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
-`matching/mixture.py`. Preset "paper" is otherwise as printed.
+Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so
+it does not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
+`matching/mixture.py`. Preset "paper" is otherwise as printed. Preset "robust" takes -log F for 1/F, confirms the choice
+of stage one by loss, and in stage two judges by the drift alone, with a memory (`matching/evidence.py`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from kinfolk.peers.base import Peers, Pool
 from kinfolk.settings import setting
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"loss_score": "inverse", "matcher": "mixture"},
-    "robust": {"loss_score": "log", "matcher": "evidence"},
+    "paper": {"loss_score": "inverse", "confirm": False, "matcher": "mixture"},
+    "robust": {"loss_score": "log", "confirm": True, "matcher": "evidence"},
 }
 
 
@@ -41,7 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class State:
     neighbors: Tensor  # [m, *] the neighbor list N_i: k long in stage one, free in stage two
     evidence: Tensor  # [m, n] what a client has learnt of each peer (matcher "evidence"; else [m, 0]), NaN: nothing
-    unit: Tensor  # [m] the spread of losses that evidence is measured in
+    unit: Tensor  # [m] the spread that evidence is measured in
 
 
 @register("panm")
@@ -62,9 +63,12 @@ class PANM:
     )
     preset: Literal["paper", "robust"] = setting("robust", "as printed, or with what made matching reliable")
     loss_score: Literal["inverse", "log"] | None = setting(None, "similarity from a loss: 1/F or -log F; none: preset")
-    matcher: Literal["mixture", "evidence"] | None = setting(None, "stage two: hard EM, or with memory; none: preset")
+    confirm: bool | None = setting(None, "stage one by gradient: best k by loss of the best 2k; none: preset")
+    matcher: Literal["mixture", "evidence"] | None = setting(
+        None, "stage two: hard EM, or drift with memory; none: preset"
+    )
     memory: float = setting(0.3, "weight of a new look in the running average (matcher evidence)", gt=0, le=1)
-    limit: float = setting(3.0, "how many spreads of its neighbors' losses a kin may lie below them", gt=0)
+    limit: float = setting(3.0, "how many spreads below the neighbors a kin may lie (matcher evidence)", gt=0)
 
     def __post_init__(self) -> None:
         for name, value in PRESETS[self.preset].items():
@@ -86,10 +90,8 @@ class PANM:
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         before = cohort.weights
         cohort.train(t)
-        if self.similarity == "gradient":
-            peers.publish(t, weights=cohort.weights, update=cohort.weights - before)
-        else:
-            peers.publish(t, weights=cohort.weights)
+        tensors = {"weights": cohort.weights, "update": cohort.weights - before}
+        peers.publish(t, **{name: tensors[name] for name in self._names(t)})
         if t == 1 and self.discover_rounds == 0:
             state = replace(state, neighbors=peers.sample(0, self.neighbors))
         if t <= self.discover_rounds:
@@ -100,6 +102,11 @@ class PANM:
         cohort.mix(peers.pull(t, chosen), chosen)
         return state
 
+    def _names(self, t: int) -> tuple[str, ...]:
+        """What a round needs of a peer: its model, and its update only where updates are compared."""
+        compared = t <= self.discover_rounds or self.matcher == "mixture"
+        return ("weights", "update") if self.similarity == "gradient" and compared else ("weights",)
+
     def _discover(self, t: int, cohort: Cohort, neighbors: Tensor, peers: Peers, before: Tensor) -> Tensor:
         """CNI: the k most similar of old neighbors and new candidates."""
         if self.candidate_pool == "strangers":
@@ -108,8 +115,12 @@ class PANM:
             candidates = peers.sample(t, self.candidates)
             candidates = torch.where(contains(neighbors, candidates), -1, candidates)  # already looked at
         looked_at = torch.cat([neighbors, candidates], dim=1)
-        pool = peers.pull(t, looked_at, self._names())
-        found = confident(looked_at, self._similarity(cohort, pool, looked_at, before), self.neighbors)
+        pool = peers.pull(t, looked_at, self._names(t))
+        similarity = self._similarity(cohort, pool, looked_at, before)
+        if self.confirm and self.similarity == "gradient":
+            looked_at = confident(looked_at, similarity, 2 * self.neighbors)
+            similarity = log_loss(cohort.losses(pool, looked_at))
+        found = confident(looked_at, similarity, self.neighbors)
         cohort.mix(pool, found)
         return found
 
@@ -119,43 +130,38 @@ class PANM:
         known = choose(cohort.seed, "listed", t, cohort.ids, listed, self.candidates)  # S
         strangers = peers.sample(t, self.candidates, exclude=listed)  # C
         looked_at = torch.cat([known, strangers], dim=1)
-        pool = peers.pull(t, looked_at, self._names())
-        similarity = self._similarity(cohort, pool, looked_at, before)
+        pool = peers.pull(t, looked_at, self._names(t))
         old = (torch.arange(looked_at.shape[1], device=cohort.device) < known.shape[1]).expand_as(looked_at)
-        found = mixture.match(similarity, ~similarity.isnan(), old, self.neighbors)
-        kin = found.same
-        if self.matcher == "evidence":
-            kin, state = self._verify(cohort, pool, looked_at, similarity, old, kin, state)
+        if self.matcher == "mixture":
+            similarity = self._similarity(cohort, pool, looked_at, before)
+            found = mixture.match(similarity, ~similarity.isnan(), old, self.neighbors)
+            kin, skipped = found.same, found.skipped
+        else:
+            similarity = cosines(cohort.weights, pool["weights"], pool.rows(looked_at), cohort.initial)
+            kin, state = self._judge(cohort, looked_at, similarity, old, state)
+            skipped = similarity.isnan().all(dim=1)
 
         same = torch.where(kin, looked_at, -1)  # H
         rest = torch.where(contains(known, listed), -1, listed)  # listed, but not looked at this time
-        rest = torch.where(found.skipped[:, None], listed, rest)
+        rest = torch.where(skipped[:, None], listed, rest)
         same = torch.where(_nobody(same, rest)[:, None], self._closest(looked_at, similarity, old), same)
         matched = torch.cat([same, rest], dim=1)
         mixed = self._first(cohort, t, same, rest)
         cohort.mix(pool | peers.pull(t, torch.where(contains(looked_at, mixed), -1, mixed)), mixed)
         return replace(state, neighbors=pack(matched >= 0, matched))
 
-    def _verify(
-        self, cohort: Cohort, pool: Pool, ids: Tensor, similarity: Tensor, old: Tensor, same: Tensor, state: State
-    ) -> tuple[Tensor, State]:
-        """Change the list only for peers whose loss on my own data, remembered over rounds, speaks for it.
+    def _judge(self, cohort: Cohort, ids: Tensor, drift: Tensor, old: Tensor, state: State) -> tuple[Tensor, State]:
+        """Who is kin by the direction in which its model has moved from the common start, remembered over rounds.
 
-        With the loss metric everybody looked at is judged. With the gradient metric the mixture proposes, and only the
-        proposed changes cost a loss evaluation, and to compare with k neighbors and the k least similar peers.
+        Once stage one has found kin, models of a cluster move together and away from the others, whatever the metric
+        of stage one: the drift tells them apart by a wide margin, needs no forward pass and nothing more to be sent.
         """
-        scores = similarity
-        if self.similarity == "gradient":
-            compare = torch.arange(ids.shape[1], device=cohort.device) < self.neighbors
-            contrast = contains(best(ids, -similarity, self.neighbors), ids)
-            scores = log_loss(cohort.losses(pool, torch.where((same != old) | compare | contrast, ids, -1)))
-        answered = ~similarity.isnan()
         remembered = state.evidence.gather(1, ids.clamp(min=0))
-        verdict = judge(scores, old, remembered, state.unit, self.memory, self.limit)
+        verdict = judge(drift, old, remembered, state.unit, self.memory, self.limit)
         rows = torch.arange(len(cohort), device=cohort.device)[:, None].expand_as(ids)
         evidence = state.evidence.clone()
         evidence[rows[verdict.judged], ids[verdict.judged]] = verdict.evidence[verdict.judged].to(evidence.dtype)
-        kin = torch.where(verdict.judged, verdict.kin, old & answered)
+        kin = torch.where(verdict.judged, verdict.kin, old & ~drift.isnan())
         return kin, replace(state, evidence=evidence, unit=verdict.unit)
 
     def _first(self, cohort: Cohort, t: int, same: Tensor, rest: Tensor) -> Tensor:
@@ -171,9 +177,6 @@ class PANM:
         unseen = torch.where(unseen.isnan().all(dim=1)[:, None], similarity, unseen)
         chosen = best(looked_at, unseen, self.neighbors)
         return torch.nn.functional.pad(chosen, (0, looked_at.shape[1] - self.neighbors), value=-1)
-
-    def _names(self) -> tuple[str, ...]:
-        return ("weights", "update") if self.similarity == "gradient" else ("weights",)
 
     def _similarity(self, cohort: Cohort, pool: Pool, ids: Tensor, before: Tensor) -> Tensor:
         """[m, c] similarity of each client with the peers ids [m, c], NaN for those who did not answer."""

@@ -1,0 +1,143 @@
+"""Similarities against numpy, and what becomes of vectors without length, losses without bounds and missing answers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import make_cohort, make_federation
+from kinfolk.matching import similarity
+from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
+from kinfolk.methods.panm import PANM
+from kinfolk.peers.base import Pool
+
+
+def by_numpy(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = None) -> np.ndarray:
+    a, b = mine.numpy().astype(np.float64), theirs.numpy().astype(np.float64)
+    if origin is not None:
+        a, b = a - origin.numpy(), b - origin.numpy()
+    found = np.full(rows.shape, np.nan)
+    for i, wanted in enumerate(rows.tolist()):
+        for column, j in enumerate(wanted):
+            if j >= 0:
+                found[i, column] = a[i] @ b[j] / (np.linalg.norm(a[i]) * np.linalg.norm(b[j]))
+    return found
+
+
+def vectors(m: int, p: int, d: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(d)
+    mine, theirs = (torch.randn(n, d, generator=generator, dtype=torch.float64).to(dtype) for n in (m, p))
+    rows = torch.randint(-1, p, (m, 5), generator=generator)
+    return mine, theirs, rows, torch.randn(d, generator=generator, dtype=torch.float64).to(dtype)
+
+
+@pytest.fixture(params=["gram", "pairs"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """All pairs as one product, or the wanted pairs only."""
+    used = []
+    for name in ("_gram", "_pairs"):
+        real = getattr(similarity, name)
+        monkeypatch.setattr(similarity, name, lambda *a, name=name, real=real: used.append(name) or real(*a))
+    if request.param == "pairs":
+        monkeypatch.setattr(similarity, "LARGEST_GRAM", 0)
+    request.addfinalizer(lambda: _only(used, "_" + request.param))
+    return str(request.param)
+
+
+def _only(used: list[str], name: str) -> None:
+    assert set(used) == {name}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("block", [3, 7, 8192])
+def test_cosines_are_those_of_numpy(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similarity, "BLOCK", block)
+    mine, theirs, rows, origin = vectors(6, 9, 17)
+    found = cosines(mine, theirs, rows)
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found.numpy(), by_numpy(mine, theirs, rows), rtol=1e-12, atol=1e-12)
+    seen_from = cosines(mine, theirs, rows, origin).numpy()
+    np.testing.assert_allclose(seen_from, by_numpy(mine, theirs, rows, origin), rtol=1e-12, atol=1e-12)
+    assert torch.equal(found.isnan(), rows < 0)  # who did not answer, and nobody else
+    assert (rows < 0).any()
+    assert (rows >= 0).any()
+
+
+@pytest.mark.usefixtures("path")
+def test_float32_models_are_compared_to_the_precision_of_float32() -> None:
+    mine, theirs, rows, _ = vectors(6, 9, 30_000, torch.float32)
+    found = cosines(mine, theirs, rows)
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found.numpy(), by_numpy(mine, theirs, rows), atol=1e-7)
+
+
+@pytest.mark.usefixtures("path")
+def test_a_vector_without_length_has_cosine_zero() -> None:
+    mine, theirs, _, origin = vectors(3, 4, 8)
+    mine[1] = 0
+    theirs[2] = 1e-14  # too short to have a direction
+    rows = torch.arange(4).expand(3, 4)
+    found = cosines(mine, theirs, rows)
+    assert found[1].tolist() == [0.0] * 4
+    assert found[:, 2].tolist() == [0.0] * 3
+    assert (found[[0, 2]][:, [0, 1, 3]] != 0).all()
+    mine[0] = origin
+    assert cosines(mine, theirs, rows, origin)[0].tolist() == [0.0] * 4
+
+
+@pytest.mark.usefixtures("path")
+def test_short_vectors_still_have_a_direction_and_none_leaves_minus_one_to_one() -> None:
+    mine, _, _, _ = vectors(4, 1, 50)
+    theirs = torch.cat([mine * 1e-6, -3 * mine])
+    found = cosines(mine * 1e-6, theirs, torch.arange(8).expand(4, 8))
+    assert (found.abs() <= 1).all()
+    assert found[:, :4].diagonal().tolist() == pytest.approx([1.0] * 4, abs=1e-12)
+    assert found[:, 4:].diagonal().tolist() == pytest.approx([-1.0] * 4, abs=1e-12)
+
+
+@pytest.mark.usefixtures("path")
+def test_no_peers_wanted_gives_no_cosines() -> None:
+    mine, theirs, _, _ = vectors(3, 4, 8)
+    assert cosines(mine, theirs, torch.empty(3, 0, dtype=torch.int64)).shape == (3, 0)
+    assert cosines(mine, theirs, torch.full((3, 2), -1)).isnan().all()
+
+
+def test_losses_become_similarities_with_the_same_order() -> None:
+    losses = torch.tensor([0.0, 1e-12, 1e-8, 0.25, 2.0, 1e30, math.inf, math.nan], dtype=torch.float64)
+    inverse, log = inverse_loss(losses), log_loss(losses)
+    assert inverse[:6].tolist() == pytest.approx([1e8, 1e8, 1e8, 4.0, 0.5, 1e-30], rel=1e-9)
+    assert inverse[0] == inverse[1] == inverse[2]  # one cap for all: ties there are ties
+    assert inverse[6] == 0
+    assert log[3:5].tolist() == pytest.approx([-math.log(0.25), -math.log(2.0)])
+    assert log[0] == log[1] == log[2] == pytest.approx(8 * math.log(10))
+    assert torch.isfinite(log[:7]).all()  # an infinite similarity would spoil every mean it enters
+    assert log[6] <= log[5] < log[4] - 10
+    assert inverse[7].isnan()
+    assert log[7].isnan()
+    finite = torch.linspace(0.01, 50, 40, dtype=torch.float64)
+    assert (inverse_loss(finite).diff() < 0).all()
+    assert (log_loss(finite).diff() < 0).all()
+
+
+def test_in_the_first_round_the_update_is_the_whole_drift() -> None:
+    scores = {}
+    for alpha in (0.0, 0.3, 1.0):
+        cohort = make_cohort(make_federation([9, 12, 7, 10, 8]), lambda: nn.Linear(6, 3))
+        ids = torch.tensor([[(i + 1) % 5, (i + 3) % 5, -1] for i in range(5)])
+        everybody = torch.arange(5)
+        by_round = []
+        for t in (1, 2):
+            before = cohort.weights
+            cohort.train(t)
+            tensors = {"weights": cohort.weights, "update": cohort.weights - before}
+            pool = Pool(5, everybody, tensors, lambda asked: torch.ones_like(asked, dtype=torch.bool))
+            by_round.append(PANM(alpha=alpha)._similarity(cohort, pool, ids, before))
+        scores[alpha] = by_round
+    for first in (scores[0.3][0], scores[1.0][0]):
+        torch.testing.assert_close(first, scores[0.0][0], rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert torch.equal(scores[0.0][0].isnan(), ids < 0)
+    late = {alpha: by_round[1] for alpha, by_round in scores.items()}
+    assert (late[1.0] - late[0.0])[:, :2].abs().min() > 1e-4
+    torch.testing.assert_close(late[0.3], 0.3 * late[1.0] + 0.7 * late[0.0], rtol=1e-12, atol=1e-12, equal_nan=True)
