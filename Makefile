@@ -12,7 +12,7 @@ help:
 	@sed -n 's/^# //p' Makefile
 
 demo: $(VENV)/.installed
-	$(BIN)/kinfolk compare digits --methods random,fixed,fedavg,centralized
+	$(BIN)/kinfolk compare panm/digits --methods random,fixed,fedavg,centralized,panm
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .

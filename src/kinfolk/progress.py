@@ -111,8 +111,7 @@ class DownloadBar:
             step = done * 4 // total if total else 0
             if self.said.get(label) != step:
                 self.said[label] = step
-                size = f" of {total / 1e6:.1f}" if total else ""
-                self.console.print(f"{label}: {done / 1e6:.1f}{size} MB", soft_wrap=True, markup=False)
+                self.console.print(f"{label}{': ' if done else ' …'}{_size(done, total)}", soft_wrap=True, markup=False)
             return
         if self.live is None:
             self.live = Progress(
@@ -121,9 +120,15 @@ class DownloadBar:
             self.live.start()
         if label not in self.tasks:
             self.tasks[label] = self.live.add_task(label, total=total, size="")
-        size = f"{done / 1e6:.1f} MB" if total is None else f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
-        self.live.update(self.tasks[label], completed=done, total=total, size=size)
+        self.live.update(self.tasks[label], completed=done, total=total, size=_size(done, total))
 
     def close(self) -> None:
         if self.live is not None:
             self.live.stop()
+
+
+def _size(done: int, total: int | None) -> str:
+    """How much has come; nothing to say where a package client does the download and does not tell."""
+    if not done:
+        return ""
+    return f"{done / 1e6:.1f} MB" if total is None else f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"

@@ -11,9 +11,7 @@ from kinfolk.matching.evidence import FADING, FARTHEST, LEAST, MOST, Verdict, ju
 RATE, LIMIT = 0.3, 3.0
 
 
-def look(
-    scores: list[float], listed: list[int], evidence: Tensor | None = None, unit: float | Tensor = 0.0
-) -> Verdict:
+def look(scores: list[float], listed: list[int], evidence: Tensor | None = None, unit: float | Tensor = 0.0) -> Verdict:
     values = torch.tensor([scores], dtype=torch.float64)
     so_far = torch.full_like(values, torch.nan) if evidence is None else evidence
     return judge(values, torch.tensor([listed]).bool(), so_far, torch.as_tensor(unit).double().view(1), RATE, LIMIT)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 LARGEST_GRAM = 2048  # clients for which all pairs are one matrix product; above it only the wanted pairs are computed
 BLOCK = 8192  # columns multiplied in the run's own precision before they are added up in float64
-SMALLEST_LOSS = 1e-8  # the same cap for all peers, so that ties at the cap are broken by id
+SMALLEST_LOSS, LARGEST_LOSS = 1e-8, 1e8  # the same caps for all peers, so that ties at a cap are broken by id
 SMALLEST_NORM = 1e-12
 
 
@@ -20,8 +20,11 @@ def inverse_loss(losses: Tensor) -> Tensor:
 
 
 def log_loss(losses: Tensor) -> Tensor:
-    """-log F: the same order as 1 / F, but it does not blow up as the training loss goes to zero."""
-    return -losses.clamp(min=SMALLEST_LOSS).log()
+    """-log F: the same order as 1 / F, but it does not blow up as the training loss goes to zero.
+
+    Finite for an infinite loss too: one diverged peer must not spoil the means of all.
+    """
+    return -losses.clamp(SMALLEST_LOSS, LARGEST_LOSS).log()
 
 
 def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = None) -> Tensor:

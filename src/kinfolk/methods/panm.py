@@ -122,7 +122,7 @@ class PANM:
             similarity = log_loss(cohort.losses(pool, looked_at))
         found = confident(looked_at, similarity, self.neighbors)
         cohort.mix(pool, found)
-        return found
+        return torch.where((found < 0).all(dim=1)[:, None], neighbors, found)  # nobody answered: the list stays
 
     def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, before: Tensor) -> State:
         """HNM: who of some listed neighbors (S) and some strangers (C) is kin (H)."""
@@ -162,6 +162,10 @@ class PANM:
         evidence = state.evidence.clone()
         evidence[rows[verdict.judged], ids[verdict.judged]] = verdict.evidence[verdict.judged].to(evidence.dtype)
         kin = torch.where(verdict.judged, verdict.kin, old & ~drift.isnan())
+        single = (old & ~drift.isnan()).sum(dim=1) == 1  # one neighbor has no spread to judge by: the mixture decides
+        if bool(single.any()):
+            found = mixture.match(drift, ~drift.isnan(), old, self.neighbors)
+            kin = torch.where((single & ~found.skipped)[:, None], found.same, kin)
         return kin, replace(state, evidence=evidence, unit=verdict.unit)
 
     def _first(self, cohort: Cohort, t: int, same: Tensor, rest: Tensor) -> Tensor:

@@ -18,7 +18,11 @@ class Method(Protocol):
 
     `State` is a dataclass of tensors with leading dimension m (or None): it is checkpointed, sharded and resumed by
     walking its fields. A field declared with `shared()` is the same for all clients and has no such dimension. A state
-    that has a field `neighbors` [m, *] (ids, -1 for none) is judged by that list; any other by who was mixed in.
+    that has a field `neighbors` [m, *] (ids, -1 for none) is judged by that list; any other by who was mixed in. One
+    that has a field `clusters` [m] is compared with the true clusters (`ari`).
+
+    Optional: `arrange(federation)`, the data as the method may see them; `notices()`, what the user should know of the
+    settings; `needs_clusters = True`.
     """
 
     def start(self, cohort: Cohort) -> Any:
