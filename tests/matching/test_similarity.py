@@ -1,6 +1,7 @@
 """Similarities against numpy, and what becomes of vectors without length, losses without bounds and missing answers."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -33,21 +34,17 @@ def vectors(m: int, p: int, d: int, dtype: torch.dtype = torch.float64) -> tuple
     return mine, theirs, rows, torch.randn(d, generator=generator, dtype=torch.float64).to(dtype)
 
 
-@pytest.fixture(params=["gram", "pairs"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=["_gram", "_pairs"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All pairs as one product, or the wanted pairs only."""
-    used = []
+    used = set()
     for name in ("_gram", "_pairs"):
         real = getattr(similarity, name)
-        monkeypatch.setattr(similarity, name, lambda *a, name=name, real=real: used.append(name) or real(*a))
-    if request.param == "pairs":
+        monkeypatch.setattr(similarity, name, lambda *a, name=name, real=real: used.add(name) or real(*a))
+    if request.param == "_pairs":
         monkeypatch.setattr(similarity, "LARGEST_GRAM", 0)
-    request.addfinalizer(lambda: _only(used, "_" + request.param))
-    return str(request.param)
-
-
-def _only(used: list[str], name: str) -> None:
-    assert set(used) == {name}
+    yield
+    assert used == {request.param}
 
 
 @pytest.mark.usefixtures("path")

@@ -244,23 +244,23 @@ def test_between_matchings_the_list_stays_and_k_of_it_are_averaged_with(
 
 def test_a_matching_averages_with_those_just_judged_and_receives_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     see_perfectly(monkeypatch)
-    k, l = 2, 4
-    engine = engine_of(neighbors=k, candidates=l, discover_rounds=8, preset="paper")
+    few, many = 2, 4
+    engine = engine_of(neighbors=few, candidates=many, discover_rounds=8, preset="paper")
     shard = engine.shards[0]
     for t in range(1, 9):
         engine.step(t, False)
     full = 0
     for t in range(9, 25):
         listed, count = rows(shard.state.neighbors), shard.peers.models_received.clone()
-        known = rows(choose(SEED, "listed", t, torch.arange(N), shard.state.neighbors, l))
-        strangers = rows(shard.peers.sample(t, l, exclude=shard.state.neighbors))
+        known = rows(choose(SEED, "listed", t, torch.arange(N), shard.state.neighbors, many))
+        strangers = rows(shard.peers.sample(t, many, exclude=shard.state.neighbors))
         engine.step(t, False)
         judged = [(s | c) & kin for s, c, kin in zip(known, strangers, KIN)]
         assert rows(shard.state.neighbors) == [(b - s) | h for b, s, h in zip(listed, known, judged)]
-        assert all(len(m) == k and m <= h for m, h in zip(mixed_with(engine), judged))
+        assert all(len(m) == few and m <= h for m, h in zip(mixed_with(engine), judged))
         spent = (shard.peers.models_received - count).tolist()
-        assert spent == [min(l, len(b)) + l for b in listed]
-        full += sum(models == 2 * l for models in spent)
+        assert spent == [min(many, len(b)) + many for b in listed]
+        full += sum(models == 2 * many for models in spent)
     assert full > 5 * N
     assert rows(shard.state.neighbors) == KIN
 
@@ -409,8 +409,8 @@ def test_without_stage_one_matching_starts_from_random_lists_with_a_notice() -> 
 
 @pytest.mark.parametrize(
     "bad",
-    ["alpha=1.01", "alpha=-0.01", "match_every=0", "neighbors=0", "candidates=0", "discover_rounds=-1", "preset=best"]
-    + ["memory=0", "memory=1.1", "limit=0", "similarity=cosine", "matcher=both", "loss_score=linear"],
+    "alpha=1.01 alpha=-0.01 match_every=0 neighbors=0 candidates=0 discover_rounds=-1 memory=0 memory=1.1 limit=0 "
+    "preset=best similarity=cosine matcher=both loss_score=linear".split(),
 )
 def test_settings_out_of_range_are_refused_by_name(bad: str) -> None:
     with pytest.raises(UserError, match=bad.split("=")[0]):
