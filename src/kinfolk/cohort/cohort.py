@@ -25,7 +25,7 @@ from kinfolk.peers.base import Pool
 # Bytes a chunk of clients may use on a CPU: the parameters, gradients and activations of a chunk are touched at every
 # local step, so they should stay in the last-level cache of an ordinary machine (measured in benchmarks/training.py).
 CACHE = 48 * 2**20
-SMALL = 4_000_000  # multiplications of a step below which one CPU thread is enough
+SMALL = 10_000_000  # multiplications of a step below which one CPU thread is enough
 
 
 @dataclass
@@ -207,8 +207,9 @@ class Cohort:
         for first in range(0, models.numel(), size):
             which, whose = models[first : first + size], clients[first : first + size]
             parameters = self.layout.views(weights[which.to(weights.device)])
-            starts = part.starts[whose.to(self.device)]
-            pieces.append(score_chunk(self.forward, parameters, part.x, part.y, starts, part.sizes[whose], width))
+            starts, sizes = part.starts[whose.to(self.device)], part.sizes[whose]
+            with self._threads(which.numel() * width):
+                pieces.append(score_chunk(self.forward, parameters, part.x, part.y, starts, sizes, width))
         return Scores(torch.cat([p.loss for p in pieces]), torch.cat([p.accuracy for p in pieces]))
 
     # -- mixing --------------------------------------------------------------------------------------------------
