@@ -108,10 +108,10 @@ def draw(kind: str, m: int, c: int, generator: torch.Generator) -> Tensor:
     return 0.3 + 0.4 * kin + 0.1 * noise
 
 
-def one(y: list[float], listed: list[int], seeds: int = 2, monotone: bool = False) -> Match:
+def one(y: list[float], listed: list[int], seeds: int = 2) -> Match:
     """A single client whose first `listed` entries are 1 for the list and 0 for strangers."""
     values = torch.tensor([y], dtype=torch.float64)
-    return match(values, ~values.isnan(), torch.tensor([listed], dtype=torch.bool), seeds, monotone)
+    return match(values, ~values.isnan(), torch.tensor([listed], dtype=torch.bool), seeds)
 
 
 def same(found: Match) -> list[int]:
@@ -250,7 +250,6 @@ def test_when_nobody_is_different_all_are_kin() -> None:
     found = one(y, listed)
     assert same(found) == list(range(12))
     assert found.events == NO_EVENTS | {"all_same": 1}
-    assert same(one(y, listed, monotone=True)) == [*range(10), 11]  # only candidates as similar as the list
 
 
 def test_when_nobody_is_kin_nobody_is() -> None:
@@ -263,14 +262,6 @@ def test_when_nobody_is_kin_nobody_is() -> None:
 def test_a_tie_leaves_a_peer_where_it_came_from() -> None:
     assert same(one([0.0, 1.0, 0.0, -1.0], [1, 1, 0, 0])) == [0, 1]
     assert same(one([0.0, -1.0, 0.0, 1.0], [0, 0, 1, 1])) == [2, 3]
-
-
-def test_monotone_speaks_only_for_the_similar() -> None:
-    y = [5.0, 9.0, 1.3, 1.7, 1.4, 1.5, 1.6, 1.45, 1.55, -3.0]  # the wide upper component also claims the last
-    listed = [1, 1, 0, 0, 0, 0, 0, 0, 0, 1]
-    literal, monotone = same(one(y, listed)), same(one(y, listed, monotone=True))
-    assert literal == [0, 1, 9]
-    assert monotone == [0, 1]
 
 
 @pytest.mark.parametrize("levels", [(0.0, -2.0, -1.0), (0.0, -1.0, -2.0)])
@@ -295,13 +286,12 @@ def test_a_cycle_ends_in_its_likelier_state(levels: tuple[float, ...], monkeypat
     assert found.mean[0].tolist() == pytest.approx([float(y[part].mean()), float(y[~part].mean())])
 
 
-@pytest.mark.parametrize("monotone", [False, True])
-def test_who_was_not_observed_is_never_kin(monotone: bool) -> None:
+def test_who_was_not_observed_is_never_kin() -> None:
     generator = torch.Generator().manual_seed(5)
     y = draw("two Gaussians", 300, 8, generator)
     missing = torch.rand(y.shape, generator=generator) < 0.4
     y[missing] = torch.nan
     observed = torch.rand(y.shape, generator=generator) < 0.8  # says True of some NaN too
-    found = match(y, observed, torch.rand(y.shape, generator=generator) < 0.5, 2, monotone)
+    found = match(y, observed, torch.rand(y.shape, generator=generator) < 0.5, 2)
     assert found.same.any()
     assert not (found.same & (missing | ~observed)).any()

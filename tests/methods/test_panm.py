@@ -404,13 +404,20 @@ def test_without_stage_one_matching_starts_from_random_lists_with_a_notice() -> 
     assert len({frozenset(mine) for mine in lists}) > N / 2
     assert mixed_with(engine) == lists
     engine.step(2, False)
-    assert rows(engine.shards[0].state.neighbors) == lists  # drawn once
+    assert rows(engine.shards[0].state.neighbors) == lists
+    engine.step(3, False)
+    matched = rows(engine.shards[0].state.neighbors)
+    assert matched != lists
+    engine.step(4, False)
+    assert rows(engine.shards[0].state.neighbors) == matched  # drawn once
 
 
 @pytest.mark.parametrize(
     "bad",
-    "alpha=1.01 alpha=-0.01 match_every=0 neighbors=0 candidates=0 discover_rounds=-1 memory=0 memory=1.1 limit=0 "
-    "preset=best similarity=cosine matcher=both loss_score=linear".split(),
+    [
+        *("alpha=1.01", "alpha=-0.01", "match_every=0", "neighbors=0", "candidates=0", "discover_rounds=-1"),
+        *("memory=0", "memory=1.1", "limit=0", "preset=best", "similarity=cosine", "matcher=both", "loss_score=linear"),
+    ],
 )
 def test_settings_out_of_range_are_refused_by_name(bad: str) -> None:
     with pytest.raises(UserError, match=bad.split("=")[0]):

@@ -27,13 +27,11 @@ class Match:
     events: dict[str, int]  # how often each degenerate case came up
 
 
-def match(similarity: Tensor, observed: Tensor, listed: Tensor, seeds: int, monotone: bool = False) -> Match:
+def match(similarity: Tensor, observed: Tensor, listed: Tensor, seeds: int) -> Match:
     """Split each client's peers into same cluster and others.
 
     similarity: [m, c]; observed: [m, c] bool; listed: [m, c] bool, peers that come from the neighbor list (S), the
     others are fresh candidates (C). A client with an empty list starts from its `seeds` most similar candidates.
-    `monotone` is for preset robust: a peer above the upper mean is kin and one below the lower mean is not, and if all
-    peers end up in one component only candidates as similar as the list are taken.
     """
     observed = observed & ~similarity.isnan()
     y = torch.where(observed, similarity, 0.0)
@@ -53,10 +51,6 @@ def match(similarity: Tensor, observed: Tensor, listed: Tensor, seeds: int, mono
     variance = torch.where(swapped[:, None], variance.flip(1), variance)
 
     everybody = fitted & ~(observed & ~same).any(dim=1)
-    if monotone:
-        same = _monotone(y, observed, same, mean, fitted & ~everybody)
-        lowest = torch.where(old, y, torch.inf).amin(dim=1, keepdim=True)
-        same = torch.where(everybody[:, None] & ~empty[:, None], old | (new & (y >= lowest)), same)
     same = torch.where(unclear[:, None], old, same) & observed & ~(nobody | no_candidates)[:, None]
     events = {
         "nobody_answered": nobody,
@@ -133,12 +127,6 @@ def _scores(y: Tensor, observed: Tensor, zero: Tensor, mean: Tensor, variance: T
     share = (sizes / total[:, None]).to(y.dtype).log()
     distance = (y[..., None] - mean[:, None, :]).square() / (2 * variance[:, None, :])
     return (share - 0.5 * variance.log())[:, None, :] - distance
-
-
-def _monotone(y: Tensor, observed: Tensor, same: Tensor, mean: Tensor, who: Tensor) -> Tensor:
-    """A wide Gaussian also claims peers on its far side; similarity should only ever speak for a peer."""
-    fixed = (same | (y >= mean[:, :1])) & ~(y <= mean[:, 1:])
-    return torch.where(who[:, None], fixed & observed, same)
 
 
 def _mean(y: Tensor, part: Tensor) -> Tensor:

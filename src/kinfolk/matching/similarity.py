@@ -5,6 +5,8 @@ All similarities are float64, larger means more alike, and NaN means not observe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -33,46 +35,33 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     mine: [m, d]; theirs: [p, d]; rows: [m, c] into `theirs`, -1 for none; origin: [d] -> [m, c]. A vector without
     length has cosine 0 with everything.
     """
-    if theirs.shape[0] <= LARGEST_GRAM:
-        products, my_squares, their_squares = _gram(mine, theirs, origin)
-        products = products.gather(1, rows.clamp(min=0))
-        their_squares = their_squares[rows.clamp(min=0)]
-    else:
-        products, my_squares, their_squares = _pairs(mine, theirs, rows.clamp(min=0), origin)
-    lengths = my_squares.sqrt()[:, None] * their_squares.sqrt()
-    known = (my_squares.sqrt()[:, None] > SMALLEST_NORM) & (their_squares.sqrt() > SMALLEST_NORM)
-    cosine = torch.where(known, products / lengths, 0.0).clamp(-1.0, 1.0)
+    wanted = rows.clamp(min=0)
+    everybody = theirs.shape[0] <= LARGEST_GRAM
+    shape = (mine.shape[0], theirs.shape[0]) if everybody else rows.shape
+    products = torch.zeros(shape, dtype=torch.float64, device=mine.device)
+    my_squares = torch.zeros(mine.shape[0], dtype=torch.float64, device=mine.device)
+    their_squares = torch.zeros(theirs.shape[0], dtype=torch.float64, device=mine.device)
+    for a, b in _blocks(mine, theirs, origin):
+        products += (a @ b.T).to(torch.float64) if everybody else _pairs(a, b, wanted)
+        my_squares += a.square().sum(dim=1, dtype=torch.float64)
+        their_squares += b.square().sum(dim=1, dtype=torch.float64)
+    if everybody:
+        products = products.gather(1, wanted)
+    my_lengths, their_lengths = my_squares.sqrt()[:, None], their_squares.sqrt()[wanted]
+    known = (my_lengths > SMALLEST_NORM) & (their_lengths > SMALLEST_NORM)
+    cosine = torch.where(known, products / (my_lengths * their_lengths), 0.0).clamp(-1.0, 1.0)
     return torch.where(rows >= 0, cosine, torch.nan)
 
 
-def _gram(mine: Tensor, theirs: Tensor, origin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """All products [m, p] and squared lengths [m], [p], added up block by block in float64."""
-    products = torch.zeros(mine.shape[0], theirs.shape[0], dtype=torch.float64, device=mine.device)
-    my_squares = torch.zeros(mine.shape[0], dtype=torch.float64, device=mine.device)
-    their_squares = torch.zeros(theirs.shape[0], dtype=torch.float64, device=mine.device)
+def _blocks(mine: Tensor, theirs: Tensor, origin: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The columns of both a block at a time, seen from `origin`: memory is bounded by one block."""
     for first in range(0, mine.shape[1], BLOCK):
         columns = slice(first, first + BLOCK)
         a, b = mine[:, columns], theirs[:, columns]
-        if origin is not None:
-            a, b = a - origin[columns], b - origin[columns]
-        products += (a @ b.T).to(torch.float64)
-        my_squares += a.square().sum(dim=1, dtype=torch.float64)
-        their_squares += b.square().sum(dim=1, dtype=torch.float64)
-    return products, my_squares, their_squares
+        yield (a, b) if origin is None else (a - origin[columns], b - origin[columns])
 
 
-def _pairs(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Products and squared lengths of the wanted pairs only: [m, c], [m], [m, c]. Memory is bounded by one block."""
-    products = torch.zeros(rows.shape, dtype=torch.float64, device=mine.device)
-    my_squares = torch.zeros(mine.shape[0], dtype=torch.float64, device=mine.device)
-    their_squares = torch.zeros(theirs.shape[0], dtype=torch.float64, device=mine.device)
-    for first in range(0, mine.shape[1], BLOCK):
-        columns = slice(first, first + BLOCK)
-        a, b = mine[:, columns], theirs[:, columns]
-        if origin is not None:
-            a, b = a - origin[columns], b - origin[columns]
-        for column in range(rows.shape[1]):
-            products[:, column] += (a * b[rows[:, column]]).sum(dim=1, dtype=torch.float64)
-        my_squares += a.square().sum(dim=1, dtype=torch.float64)
-        their_squares += b.square().sum(dim=1, dtype=torch.float64)
-    return products, my_squares, their_squares[rows]
+def _pairs(a: Tensor, b: Tensor, rows: Tensor) -> Tensor:
+    """Products of the wanted pairs only: [m, c]."""
+    columns = [(a * b[rows[:, column]]).sum(dim=1, dtype=torch.float64) for column in range(rows.shape[1])]
+    return torch.stack(columns, dim=1) if columns else torch.zeros(rows.shape, dtype=torch.float64, device=a.device)
