@@ -105,8 +105,8 @@ def test_settings_are_described_in_the_words_of_an_experiment_file() -> None:
     assert describe(Sample) == [
         ("count", "int", "5", "how many"),
         ("rate", "float", "0.5", "how fast"),
-        ("limit", "int | None", "none", "at most; none: no limit"),
-        ("kind", '"soft", "hard"', '"soft"', "which kind"),
+        ("limit", "int or none", "none", "at most; none: no limit"),
+        ("kind", '"soft" or "hard"', '"soft"', "which kind"),
         ("on", "bool", "false", "whether"),
     ]
 

@@ -10,7 +10,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -87,10 +88,14 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _type_name(kind: Any) -> str:
-    if isinstance(kind, type):
-        return kind.__name__
-    text = str(kind).replace("typing.", "").replace("Literal", "").replace("NoneType", "None")
-    return text.strip("[]").replace("'", '"') if text.startswith("[") else text
+    """A type as a user would say it: int, "a" or "b", int or none."""
+    if kind is type(None):
+        return "none"
+    if get_origin(kind) is Literal:
+        return " or ".join(_plain(choice) for choice in get_args(kind))
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_type_name(part) for part in get_args(kind))
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def _plain(value: Any) -> str:
