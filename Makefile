@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test slow bench clean help
+.PHONY: demo test bench clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -19,9 +19,6 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
-
-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slow
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/training.py

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kinfolk import randomness
-from kinfolk.errors import UserError
 from kinfolk.settings import setting
 
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]  # ([m, *shape] per name, x [m, b, ...]) -> logits [m, b, C]
@@ -128,9 +127,6 @@ def train_chunk(
 
 def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of every sample: logits [m, b, C], labels [m, b] -> [m, b]."""
-    if logits.dim() != 3:
-        shape = list(logits.shape[1:])
-        raise UserError(f"the model returns {shape} for a batch of {labels.shape[1]}: [batch, classes] is needed")
     losses: Tensor = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     return losses.view(labels.shape)
 

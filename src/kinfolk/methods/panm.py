@@ -90,8 +90,10 @@ class PANM:
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         before = cohort.weights
         cohort.train(t)
-        tensors = {"weights": cohort.weights, "update": cohort.weights - before}
-        peers.publish(t, **{name: tensors[name] for name in self._names(t)})
+        if "update" in self._names(t):
+            peers.publish(t, weights=cohort.weights, update=cohort.weights - before)
+        else:
+            peers.publish(t, weights=cohort.weights)
         if t == 1 and self.discover_rounds == 0:
             state = replace(state, neighbors=peers.sample(0, self.neighbors))
         if t <= self.discover_rounds:
