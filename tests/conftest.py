@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk import Cohort, Federation, Training
+from kinfolk import Cohort, Federation, Training, engines
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.training import local_steps, plan
+from kinfolk.metrics import Edges
 
 torch.set_num_threads(1)  # small tensors: threads that wait for each other cost more than they bring
 
@@ -92,3 +93,8 @@ def tiny_experiment(**sections: Any) -> dict[str, Any]:
     for name, values in sections.items():
         base[name] = values if name == "method" else {**base.get(name, {}), **values}
     return base
+
+
+def last_edges(engine: engines.Engine) -> Edges:
+    """Who mixed with whom in the round just done."""
+    return engines._joined([engines._edges(shard.cohort.round.edges) for shard in engine.shards])

@@ -6,18 +6,21 @@ import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kinfolk.cohort.cohort import Cohort
+from kinfolk.cohort.cohort import Cohort, Mixed
+from kinfolk.cohort.watch import Seen, Watch, Watching
 from kinfolk.data.federation import Federation
 from kinfolk.metrics import Edges
-from kinfolk.peers.base import Exchange, Peers
+from kinfolk.peers.base import LEDGER, Exchange, Peers
 from kinfolk.peers.faults import Faults
 from kinfolk.peers.inprocess import InProcess
+from kinfolk.peers.reach import Network
 from kinfolk.peers.sharded import Board, Stuck
 
 
@@ -31,6 +34,7 @@ class Results:
     neighbors: np.ndarray | None  # [n, *] the method's own list of neighbors, if it keeps one
     clusters: np.ndarray | None  # [n] the cluster the method puts each client in, if it does
     models_received: np.ndarray  # [n] so far
+    vectors_received: np.ndarray  # [n] so far: tensors of a model's size
     bytes_received: np.ndarray  # [n] so far
     peak_received: np.ndarray  # [n]
     quarantined: np.ndarray  # [n] rounds in quarantine so far
@@ -39,27 +43,44 @@ class Results:
 class Shard:
     """A cohort with its peers, its method and its state: all that one process of a run holds."""
 
-    def __init__(self, cohort: Cohort, peers: Peers, method: Any) -> None:
+    def __init__(self, cohort: Cohort, peers: Peers, method: Any, watching: Watching) -> None:
         self.cohort = cohort
         self.peers = peers
         self.method = method
         self.state = method.start(cohort)
-        self.quarantined = torch.zeros(len(cohort), dtype=torch.int64)
+        self.quarantined = torch.zeros_like(cohort.ids)
+        self.mixed: list[tuple[int, list[Mixed]]] = []  # rounds whose edges have not been fetched yet
+        self.watching = watching
+        watched = torch.tensor(watching.clients, dtype=torch.int64, device=cohort.device)
+        self.watched = torch.nonzero(torch.isin(cohort.ids, watched)).flatten()  # rows
 
     def step(self, t: int, evaluate: bool) -> None:
         """One round of the method."""
-        absent = self.peers.faults.away(self.cohort.seed, t, self.cohort.ids)
-        self.cohort.begin(absent, evaluate)
+        faults = self.peers.faults
+        absent = faults.away(self.cohort.seed, t, self.cohort.ids) if faults.absent else None
+        self.cohort.begin(absent, evaluate, self._watch(t, evaluate))
         self.state = self.method.step(t, self.cohort, self.state, self.peers)
-        self.quarantined += self.cohort.round.quarantined.cpu()
+        self.quarantined += self.cohort.round.quarantined
+        self.mixed.append((t, self.cohort.round.edges))
 
-    def edges(self) -> Edges:
-        """Who of this cohort mixed with whom in the round just done."""
-        parts = self.cohort.round.edges
-        if not parts:
-            return Edges(*(np.zeros(0, dtype=kind) for kind in (np.int64, np.int64, np.float64)))
-        client, neighbor, weight = (torch.cat(column).cpu().numpy() for column in zip(*parts))
-        return Edges(client, neighbor, weight)
+    def edges(self) -> list[tuple[int, Edges]]:
+        """Who of this cohort mixed with whom, in each round since the last call.
+
+        Fetched for many rounds at a time: asking a GPU for anything makes it wait.
+        """
+        rounds, self.mixed = self.mixed, []
+        return [(t, _edges(parts)) for t, parts in rounds]
+
+    def _watch(self, t: int, evaluate: bool) -> Watch | None:
+        """Where to note what the watched clients see in round t, if it is one in which they are watched."""
+        if not self.watched.numel() or not self.watching.due(t, evaluate):
+            return None
+        everybody = partial(self.peers.observe, t, self.watched) if self.watching.everybody else None
+        return Watch(self.watched, everybody)
+
+    def seen(self) -> list[Seen]:
+        """What watched clients of this cohort saw in the round just done."""
+        return [] if self.cohort.round.watch is None else self.cohort.round.watch.seen
 
     def results(self) -> Results:
         """Evaluate every client of the cohort."""
@@ -68,25 +89,21 @@ class Shard:
         neighbors = getattr(self.state, "neighbors", None)
         clusters = getattr(self.state, "clusters", None)
         return Results(
-            scores.accuracy.cpu().numpy(),
-            scores.loss.cpu().numpy(),
-            (scores.accuracy if before is None else before).cpu().numpy(),
-            None if neighbors is None else neighbors.cpu().numpy(),
-            None if clusters is None else clusters.cpu().numpy(),
-            self.peers.models_received.numpy(),
-            self.peers.bytes_received.numpy(),
-            self.peers.peak_received.numpy(),
-            self.quarantined.numpy(),
+            accuracy=scores.accuracy.cpu().numpy(),
+            loss=scores.loss.cpu().numpy(),
+            before_mixing=(scores.accuracy if before is None else before).cpu().numpy(),
+            neighbors=None if neighbors is None else neighbors.cpu().numpy(),
+            clusters=None if clusters is None else clusters.cpu().numpy(),
+            quarantined=self.quarantined.cpu().numpy(),
+            **{name: getattr(self.peers, name).cpu().numpy() for name in LEDGER},
         )
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything that a later process needs to go on, by name; rows are clients except under `shared/`."""
         tensors = {
             "weights": self.cohort.weights,
-            "models_received": self.peers.models_received,
-            "bytes_received": self.peers.bytes_received,
-            "peak_received": self.peers.peak_received,
             "quarantined": self.quarantined,
+            **{name: getattr(self.peers, name) for name in LEDGER},
         }
         if self.state is not None:
             for field in dataclasses.fields(self.state):
@@ -98,10 +115,9 @@ class Shard:
         """Take up a snapshot of just these clients."""
         device = self.cohort.device
         self.cohort.weights = tensors["weights"].to(device)
-        self.peers.models_received = tensors["models_received"].clone()
-        self.peers.bytes_received = tensors["bytes_received"].clone()
-        self.peers.peak_received = tensors["peak_received"].clone()
-        self.quarantined = tensors["quarantined"].clone()
+        for name in LEDGER:
+            setattr(self.peers, name, tensors[name].to(device, copy=True))
+        self.quarantined = tensors["quarantined"].to(device, copy=True)
         if self.state is not None:
             fields = {key.split("/")[1]: value.to(device) for key, value in tensors.items() if "/" in key}
             self.state = type(self.state)(**fields)
@@ -116,6 +132,8 @@ class Parts:
     method: Any
     faults: Faults
     cohort: dict[str, Any]  # training, seed, device, precision, chunk
+    watching: Watching = dataclasses.field(default_factory=Watching)
+    network: Network | None = None  # who can reach whom; None: everybody
 
     def shard(self, ids: Tensor, exchange: Exchange) -> Shard:
         """The shard that hosts the clients `ids`."""
@@ -123,7 +141,9 @@ class Parts:
         cohort = Cohort(
             data, self.model(), ids=ids, n=self.federation.clients, clusters=self.federation.clusters, **self.cohort
         )
-        return Shard(cohort, Peers(self.federation.clients, cohort, exchange, self.faults), self.method)
+        reach = None if self.network is None else self.network.reach(cohort.ids)
+        peers = Peers(self.federation.clients, cohort, exchange, self.faults, reach)
+        return Shard(cohort, peers, self.method, self.watching)
 
 
 class InProcessEngine:
@@ -163,10 +183,44 @@ class ShardedEngine:
 Engine = InProcessEngine | ShardedEngine
 
 
-def edges(engine: Engine) -> Edges:
-    """Who mixed with whom in the round just done, over all shards."""
-    parts = [shard.edges() for shard in engine.shards]
+def edges(engine: Engine) -> list[tuple[int, Edges]]:
+    """Who mixed with whom in each round since the last call, over all shards."""
+    rounds = zip(*(shard.edges() for shard in engine.shards))
+    return [(parts[0][0], _joined([edges for _, edges in parts])) for parts in rounds]
+
+
+def _edges(parts: list[Mixed]) -> Edges:
+    """What a cohort's mixings put down, as one row for each that counted."""
+    columns = []
+    for ids, neighbors, shares in parts:
+        ids, neighbors, shares = (tensor.cpu() for tensor in (ids, neighbors, shares))
+        client, column = torch.nonzero(shares > 0, as_tuple=True)
+        found = ids[client], neighbors[client, column], shares[client, column]
+        columns.append(Edges(*(tensor.numpy() for tensor in found)))
+    return _joined(columns)
+
+
+def _joined(parts: list[Edges]) -> Edges:
+    if not parts:
+        return Edges.none()
     return Edges(*(np.concatenate(column) for column in zip(*((p.client, p.neighbor, p.weight) for p in parts))))
+
+
+def seen(engine: Engine) -> dict[str, np.ndarray]:
+    """What watched clients saw in the round just done: columns [s], sorted by client and peer; {} if nothing."""
+    parts = [part for shard in engine.shards for part in shard.seen()]
+    if not parts:
+        return {}
+    names = [field.name for field in dataclasses.fields(Seen)]
+    columns = {name: np.concatenate([getattr(part, name).cpu().numpy() for part in parts]) for name in names}
+    order = np.lexsort((columns["peer"], columns["client"]))
+    columns = {name: column[order] for name, column in columns.items()}
+    clusters = engine.shards[0].cohort.clusters
+    columns["kin"] = np.full(order.size, -1)  # unknown
+    if clusters is not None:
+        true = clusters.cpu().numpy()
+        columns["kin"] = (true[columns["client"]] == true[columns["peer"]]).astype(np.int64)
+    return columns
 
 
 def results(engine: Engine) -> Results:

@@ -16,6 +16,10 @@ class Edges:
     weight: np.ndarray
 
     @classmethod
+    def none(cls) -> Edges:
+        return cls(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
+
+    @classmethod
     def of_lists(cls, neighbors: np.ndarray) -> Edges:
         """Edges from lists of neighbors [n, k] (ids, -1 for none)."""
         client, column = np.nonzero(neighbors >= 0)

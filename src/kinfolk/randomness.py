@@ -68,16 +68,16 @@ def positions(seed: int, purpose: str, round: int, client: Tensor, sizes: Tensor
     Floyd's sampling, one column at a time for all clients: the cost does not grow with `sizes`, so ten thousand
     clients can each draw five of ten thousand peers.
     """
-    wanted = sizes.clamp(max=count)
-    chosen = torch.full((client.numel(), count), -1, dtype=torch.int64, device=client.device)
+    columns = torch.arange(count, device=client.device)
+    wanted = sizes.clamp(max=count)[:, None]
+    top = sizes[:, None] - wanted + columns  # the new number each column makes available
+    draws = (uniform(seed, purpose, round, client[:, None], columns) * (top + 1)).floor().to(torch.int64)
+    chosen = torch.full_like(draws, -1)
     for column in range(count):
-        top = sizes - wanted + column  # the new number this column makes available
-        index = torch.full_like(client, column)
-        draw = (uniform(seed, purpose, round, client, index) * (top + 1)).floor().to(torch.int64)
+        draw = draws[:, column]
         taken = (chosen == draw[:, None]).any(dim=1)
-        draw = torch.where(taken, top, draw)
-        chosen[:, column] = torch.where(column < wanted, draw, -1)
-    return chosen
+        chosen[:, column] = torch.where(taken, top[:, column], draw)
+    return torch.where(columns < wanted, chosen, -1)
 
 
 def torch_seed(seed: int, purpose: str) -> int:

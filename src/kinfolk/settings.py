@@ -27,8 +27,11 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def setting(default: Any = dataclasses.MISSING, help: str = "", **bounds: float) -> Any:
-    """A dataclass field with a help line and optional bounds (`ge`, `gt`, `le`, `lt`)."""
-    return dataclasses.field(default=default, metadata={"help": help, **bounds})
+    """A dataclass field with a help line and optional bounds (`ge`, `gt`, `le`, `lt`; for a list, of its entries)."""
+    metadata = {"help": help, **bounds}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def build(cls: type[T], values: dict[str, Any], where: str) -> T:
@@ -55,7 +58,8 @@ def describe(cls: type) -> list[tuple[str, str, str, str]]:
     types = _hints(cls)
     rows = []
     for field in dataclasses.fields(cls):
-        default = "" if field.default is dataclasses.MISSING else _plain(field.default)
+        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = "" if made is dataclasses.MISSING else _plain(made)
         rows.append((field.name, _type_name(types[field.name]), default, field.metadata.get("help", "")))
     return rows
 
@@ -68,7 +72,8 @@ def _check(value: Any, kind: Any, field: dataclasses.Field[Any], where: str) -> 
         raise UserError(f"'{where}' = {value!r}: must be a finite number")
     if value is not None:
         for name, (words, holds) in BOUNDS.items():
-            if name in field.metadata and not holds(value, field.metadata[name]):
+            parts = value if isinstance(value, list) else [value]
+            if name in field.metadata and not all(holds(part, field.metadata[name]) for part in parts):
                 raise UserError(f"'{where}' = {value!r}: must be {words} {field.metadata[name]:g}")
     return value
 
@@ -95,6 +100,8 @@ def _type_name(kind: Any) -> str:
         return " or ".join(_plain(choice) for choice in get_args(kind))
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_type_name(part) for part in get_args(kind))
+    if get_origin(kind) is list:
+        return f"list of {_type_name(get_args(kind)[0])}"
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 

@@ -105,10 +105,10 @@ def test_mixing_scales_given_weights_to_one_and_logs_the_edges(cohort: Cohort) -
     torch.testing.assert_close(cohort.weights[1], before[3])  # own weight 0, one answer
     assert torch.equal(cohort.weights[2], before[2])  # nothing has weight: itself
     torch.testing.assert_close(cohort.weights[3], (before[3] + before[0]) / 2)
-    client, neighbor, weight = cohort.round.edges[0]
-    assert client.tolist() == [0, 0, 1, 3]
-    assert neighbor.tolist() == [1, 2, 3, 0]
-    assert weight.tolist() == [0.125, 0.375, 1.0, 0.5]
+    client, neighbors, shares = cohort.round.edges[0]
+    assert client.tolist() == [0, 1, 2, 3]
+    assert neighbors.tolist() == [[1, 2], [3, -1], [0, 1], [0, 1]]
+    assert shares.tolist() == [[0.125, 0.375], [1.0, 0.0], [0.0, 0.0], [0.5, 0.0]]
 
 
 def test_what_lies_in_an_unused_row_never_reaches_a_model(cohort: Cohort) -> None:

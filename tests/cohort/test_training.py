@@ -1,6 +1,6 @@
 """The vectorised local SGD against the loop anybody would write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -19,6 +19,14 @@ def cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)
     )
+
+
+def images() -> nn.Module:
+    """Two convolutions, odd sizes, with and without pooling: computed by our own passes."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(18, 5), nn.ReLU(), nn.Linear(5, 3),
+    )  # fmt: skip
 
 
 class Users(nn.Module):
@@ -46,7 +54,9 @@ EQUAL, RAGGED = [20, 20, 20, 20, 20], [20, 3, 41, 8, 16]
 @pytest.mark.parametrize("sizes", [EQUAL, RAGGED], ids=["equal", "ragged"])
 @pytest.mark.parametrize("chunk", [None, 1, 2], ids=["auto", "single", "pairs"])
 @pytest.mark.parametrize(
-    ("factory", "shape"), [(mlp, (6,)), (cnn, (2, 6, 6)), (Users, (6,))], ids=["mlp", "cnn", "user's"]
+    ("factory", "shape"),
+    [(mlp, (6,)), (cnn, (2, 6, 6)), (images, (2, 7, 9)), (Users, (6,))],
+    ids=["mlp", "cnn", "images", "user's"],
 )
 @pytest.mark.parametrize(("precision", "bound"), [("float64", 1e-10), ("float32", 1e-5)])
 def test_training_equals_a_plain_loop(
@@ -66,6 +76,67 @@ def test_training_equals_a_plain_loop(
     expected = plain_trainable(cohort, factory, 3)
     assert (cohort.weights - expected).abs().max() <= bound * expected.abs().max()
     assert (cohort.weights - cohort.initial).abs().max() > 0.01  # it did learn something
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two cores' worth of threads, and no step too small for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr("kinfolk.cohort.cohort.SMALL", 0)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("sizes", [EQUAL, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize(
+    ("factory", "shape"), [(mlp, (6,)), (images, (2, 7, 9)), (Users, (6,))], ids=["mlp", "images", "user's"]
+)
+def test_chunks_side_by_side_give_the_numbers_of_one_after_the_other(
+    factory: Callable[[], nn.Module], shape: tuple[int, ...], sizes: list[int]
+) -> None:
+    data = make_federation(sizes, shape)
+    together, alone = (make_cohort(data, factory, precision="float32", chunk=chunk) for chunk in (1, 1))
+    for t in (1, 2):
+        threaded = together.train(t), together.evaluate().loss
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        assert alone._workers(5, 8) == 1
+        plain = alone.train(t), alone.evaluate().loss
+        torch.set_num_threads(2)
+        assert all(torch.equal(a, b) for a, b in zip(threaded, plain))
+    assert torch.equal(together.weights, alone.weights)
+    assert together._workers(5, 8) == (1 if factory is Users else 2)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_client_alone_gets_the_bits_it_gets_in_company() -> None:
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
+
+    data = make_federation([200] * 4, (784,), classes=10)
+    settings = Training(epochs=1, batch_size=128, lr=0.05)
+    company, alone = (make_cohort(d, wide, settings, "float32") for d in (data, data.select(torch.tensor([0]))))
+    company.train(1)
+    alone.train(1)
+    assert torch.equal(company.weights[0], alone.weights[0])
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_error_in_one_of_the_chunks_is_raised_and_threads_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    cohort = make_cohort(make_federation(EQUAL), mlp, chunk=1)
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("kinfolk.cohort.cohort.train_chunk", fail)
+    before = cohort.weights
+    with pytest.raises(MemoryError, match="no room"):
+        cohort.train(1)
+    assert cohort.weights is before
+    assert torch.get_num_threads() == 2
 
 
 def plain_trainable(cohort, factory, rounds):  # type: ignore[no-untyped-def]
@@ -138,6 +209,7 @@ def test_only_active_and_present_clients_train() -> None:
     assert torch.isfinite(loss).tolist() == [True, False, False, True, False]
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("chunk", [None, 1])
 def test_a_client_whose_loss_explodes_is_restored_and_quarantined(chunk: int | None) -> None:
     data = make_federation(EQUAL)

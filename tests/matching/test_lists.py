@@ -70,3 +70,15 @@ def test_look_up_falls_back_where_a_client_is_unknown() -> None:
     wanted, ids, values = torch.tensor([4, 0, 9, 5]), torch.tensor([0, 4, 5]), torch.tensor([7, 8, 9])
     assert look_up(wanted, ids, values, torch.tensor([1, 2, 3, 4])).tolist() == [8, 7, 3, 9]
     assert look_up(wanted, ids[:0], values[:0], torch.tensor([1, 2, 3, 4])).tolist() == [1, 2, 3, 4]
+
+
+def test_packing_into_a_given_room_is_the_same_list_padded() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.stack([torch.randperm(30, generator=generator)[:9] for _ in range(6)])
+    mask = torch.rand(6, 9, generator=generator) < 0.5
+    exact = pack(mask, ids)
+    for room in (exact.shape[1], 9, 12):
+        roomy = pack(mask, ids, room)
+        assert roomy.shape == (6, room)
+        assert torch.equal(roomy[:, : exact.shape[1]], exact)
+        assert (roomy[:, exact.shape[1] :] == -1).all()

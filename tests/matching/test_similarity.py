@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from conftest import make_cohort, make_federation
 from kinfolk.matching import similarity
+from kinfolk.matching import similarity
 from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
 from kinfolk.methods.panm import PANM
 from kinfolk.peers.base import Pool
@@ -129,7 +130,7 @@ def test_in_the_first_round_the_update_is_the_whole_drift() -> None:
             cohort.train(t)
             tensors = {"weights": cohort.weights, "update": cohort.weights - before}
             pool = Pool(5, everybody, tensors, lambda asked: torch.ones_like(asked, dtype=torch.bool))
-            by_round.append(PANM(alpha=alpha)._similarity(cohort, pool, ids, before))
+            by_round.append(PANM(alpha=alpha)._similarity(cohort, pool, ids, cohort.weights - before))
         scores[alpha] = by_round
     for first in (scores[0.3][0], scores[1.0][0]):
         torch.testing.assert_close(first, scores[0.0][0], rtol=1e-12, atol=1e-12, equal_nan=True)
@@ -137,3 +138,15 @@ def test_in_the_first_round_the_update_is_the_whole_drift() -> None:
     late = {alpha: by_round[1] for alpha, by_round in scores.items()}
     assert (late[1.0] - late[0.0])[:, :2].abs().min() > 1e-4
     torch.testing.assert_close(late[0.3], 0.3 * late[1.0] + 0.7 * late[0.0], rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("width", [100, 2 * similarity.BLOCK, 2 * similarity.BLOCK + 7])
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_way_for_a_gpu_gives_the_same_cosines(width: int, moved: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mine, theirs = (torch.randn(n, width, generator=generator) for n in (5, 7))
+    origin = torch.randn(width, generator=generator) if moved else None
+    for peers in (theirs, mine):
+        rows = torch.randint(-1, peers.shape[0], (5, 4), generator=generator)
+        at_once = similarity._finish(*similarity._at_once(mine, peers, origin), rows)
+        torch.testing.assert_close(at_once, cosines(mine, peers, rows, origin), rtol=1e-6, atol=1e-7, equal_nan=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import kinfolk
-from conftest import make_federation, tiny_experiment
+from conftest import last_edges, make_federation, tiny_experiment
 from kinfolk import Training, engines
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.methods import find
@@ -36,7 +36,7 @@ def alone(rounds: int = 1) -> Tensor:
 
 
 def neighbors_of(engine: engines.InProcessEngine) -> dict[int, set[int]]:
-    edges = engines.edges(engine)
+    edges = last_edges(engine)
     found: dict[int, set[int]] = {i: set() for i in range(8)}
     for client, neighbor in zip(edges.client.tolist(), edges.neighbor.tolist()):
         found[client].add(neighbor)
@@ -134,4 +134,4 @@ def test_centralized_trains_one_model_on_all_the_data() -> None:
     steps = -(-pooled.train.y.numel() // 5)
     assert steps == 18
     assert engines.results(engine).accuracy.shape == (8,)
-    assert engines.edges(engine).client.size == 0  # nobody chose a neighbor
+    assert last_edges(engine).client.size == 0  # nobody chose a neighbor

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kinfolk
-from conftest import make_federation, tiny_experiment
+from conftest import last_edges, make_federation, tiny_experiment
 from kinfolk import Training, engines
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.methods.pens import MOST, PENS
@@ -31,7 +31,7 @@ def engine_of(shards: int = 1, faults: Faults | None = None, **settings: Any) ->
 
 def mixed_with(engine: engines.Engine) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {i: set() for i in range(8)}
-    edges = engines.edges(engine)
+    edges = last_edges(engine)
     for client, neighbor in zip(edges.client.tolist(), edges.neighbor.tolist()):
         found[client].add(neighbor)
     return found

@@ -14,12 +14,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from kinfolk import randomness
+from kinfolk import kernels, randomness
 from kinfolk.cohort.evaluation import Scores, score_chunk
 from kinfolk.cohort.layout import Layout
-from kinfolk.cohort.training import Training, local_steps, plan, train_chunk
+from kinfolk.cohort.program import program_for, rounding
+from kinfolk.cohort.replay import Replay
+from kinfolk.cohort.training import Plan, Training, local_steps, plan, rates, train_chunk
+from kinfolk.cohort.watch import Measure, Watch
+from kinfolk.cohort.workers import side_by_side
 from kinfolk.data.federation import Federation, Part
-from kinfolk.models.vectorise import Vectorised, activations
+from kinfolk.models.vectorise import activations
 from kinfolk.peers.base import Pool
 
 # Bytes a chunk of clients may use on a CPU: the parameters, gradients and activations of a chunk are touched at every
@@ -28,15 +32,20 @@ CACHE = 48 * 2**20
 SMALL = 10_000_000  # multiplications of a step below which one CPU thread is enough
 
 
+Mixed = tuple[Tensor, Tensor, Tensor]  # ids [m], neighbors [m, k], shares [m, k]: what one mixing did
+
+
 @dataclass
 class Round:
     """What is known of the cohort's clients in the current round."""
 
     absent: Tensor  # [m] bool: not there this round (churn): neither trains nor talks
     quarantined: Tensor  # [m] bool: training gave NaN or infinity; restored, and nobody may use it
+    everybody: bool = True  # nobody is absent
     evaluate: bool = False  # measure before mixing too
     before_mixing: Tensor | None = None  # [m] accuracy after training, before mixing
-    edges: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # (client, neighbor, weight) ids
+    edges: list[Mixed] = field(default_factory=list)  # who mixed with whom
+    watch: Watch | None = None  # where to note what watched clients see
 
 
 class Cohort:
@@ -61,7 +70,8 @@ class Cohort:
         """`data` holds exactly the cohort's clients; `ids` are their names in the whole federation of `n` (default
         0..m-1, m); `clusters` [n] are the true clusters of all clients, for methods that are allowed to know them."""
         self.device = torch.device(device)
-        self.dtype = {"float32": torch.float32, "float64": torch.float64}[precision]
+        self.precision = precision
+        self.dtype = torch.float64 if precision == "float64" else torch.float32
         self.ids = (torch.arange(data.clients) if ids is None else ids).to(self.device)
         self.data = data.to(self.device, self.dtype)
         self.clusters = data.clusters if clusters is None else clusters
@@ -69,13 +79,15 @@ class Cohort:
         self.training = training
         self.seed = seed
         self.model = model.to(self.device, self.dtype)
-        self.forward = Vectorised(self.model)
         self.layout = Layout.of(self.model)
+        self.program, self.notice = program_for(self.model, self.layout, self.data.input_shape, self.device, precision)
         self.initial = self.layout.flatten(self.model)
         self.weights = self.initial.expand(len(self), -1).clone()
         self.chunk = chunk
         self._room = CACHE if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0] // 2
         self._activations = activations(self.model, self.data.input_shape, self.data.classes, self.dtype)
+        self._train_x, self._test_x = (self.program.samples(part.x) for part in (self.data.train, self.data.test))
+        self._replay = Replay() if self.device.type == "cuda" else None
         self.begin()
 
     def __len__(self) -> int:
@@ -96,10 +108,11 @@ class Cohort:
                     reset()
         return self.layout.flatten(module).to(self.device, self.dtype)
 
-    def begin(self, absent: Tensor | None = None, evaluate: bool = False) -> None:
-        """Start a round: who is absent, and whether to measure before mixing."""
+    def begin(self, absent: Tensor | None = None, evaluate: bool = False, watch: Watch | None = None) -> None:
+        """Start a round: who is absent, whether to measure before mixing, and where to note what is seen."""
         nobody = torch.zeros(len(self), dtype=torch.bool, device=self.device)
-        self.round = Round(nobody if absent is None else absent.to(self.device), nobody.clone(), evaluate)
+        away = nobody if absent is None else absent.to(self.device)
+        self.round = Round(away, nobody.clone(), absent is None, evaluate, watch=watch)
 
     def silent(self) -> Tensor:
         """[m] Clients that offer nothing to their peers this round."""
@@ -119,35 +132,56 @@ class Cohort:
         """
         self.model.train()
         part, settings = self.data.train, self.training
-        wanted = ~self.round.absent if active is None else active.to(self.device) & ~self.round.absent
         steps = local_steps(part.sizes, settings)
+        if active is not None or not self.round.everybody:
+            wanted = ~self.round.absent if active is None else active.to(self.device) & ~self.round.absent
+            steps = torch.where(wanted.cpu(), steps, 0)
         after = self.weights.clone()
         loss = torch.full((len(self),), torch.nan, dtype=torch.float64, device=self.device)
-        for rows in self._alike(torch.where(wanted.cpu(), steps, 0)):
+
+        def work(rows: Tensor) -> None:
             here = rows.to(self.device)
             batches = plan(self.seed, t, self.ids[here], part.starts[here], part.sizes[rows], settings)
             span = _span(rows)
             block = after[here] if span is None else after[span]  # a copy, or the place itself
-            views = self.layout.views(block)
-            with self._threads(rows.numel() * settings.batch_size):
-                mean = train_chunk(self.forward, views, part.x, part.y, batches, settings.rate(t), settings)
-            finite = torch.isfinite(block).all(dim=1) & torch.isfinite(mean)
-            if not bool(finite.all()):
-                block[~finite] = self.weights[here[~finite]]
-                self.round.quarantined[here] |= ~finite
+            with self._threads(rows.numel() * settings.batch_size), rounding(self.device, self.precision):
+                mean = self._steps(block, batches, rates(batches, settings.rate(t), self.dtype))
+            finite = _all_finite(block) & torch.isfinite(mean)
+            if self.device.type == "cuda" or not bool(finite.all()):  # asking a GPU would make it wait
+                before = self.weights[here] if span is None else self.weights[span]
+                block.copy_(torch.where(finite[:, None], block, before))
+                self.round.quarantined[here] = ~finite
             if span is None:
                 after[here] = block
             loss[here] = mean.masked_fill(~finite, torch.nan)
+
+        workers = self._workers(int((steps > 0).sum()), settings.batch_size)
+        side_by_side(work, list(self._alike(steps, workers)), workers)
         self.weights = after
         if self.round.evaluate:
             self.round.before_mixing = self.evaluate().accuracy
         return loss
 
-    def _alike(self, steps: Tensor) -> Iterator[Tensor]:
+    def _steps(self, block: Tensor, batches: Plan, sizes: Tensor) -> Tensor:
+        """The planned local steps on the models `block`, in place; on a GPU replayed from the third time on."""
+        part = self.data.train
+        if self._replay is None:
+            return train_chunk(self.program, block, self._train_x, part.y, batches, sizes, self.training)
+        shares = batches.shares()
+
+        def work(models: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
+            here = Plan(index, batches.counts, shares)
+            return train_chunk(self.program, models, self._train_x, part.y, here, sizes, self.training)
+
+        key = (tuple(block.shape), batches.counts.numpy().tobytes())
+        return self._replay(key, work, block, batches.index, sizes.to(self.device, non_blocking=True))
+
+    def _alike(self, steps: Tensor, workers: int = 1) -> Iterator[Tensor]:
         """Rows [*] of the clients that have steps to take, in chunks of clients with about as many steps."""
         order = torch.argsort(steps, stable=True)
         order = order[steps[order] > 0]
-        size = self.chunk or self._fitting(3 * self.layout.size, self.training.batch_size)  # with gradient, momentum
+        numbers = 3 * self.layout.size  # with gradient and momentum
+        size = self.chunk or self._fitting(numbers, self.training.batch_size, order.numel(), workers)
         first = 0
         while first < order.numel():
             few = int(steps[order[first]])
@@ -155,24 +189,35 @@ class Cohort:
             yield order[first : first + alike]
             first += alike
 
-    def _fitting(self, numbers: int, samples: int) -> int:
-        """How many clients (or models) fit into a chunk, when each needs `numbers` and keeps `samples` in flight."""
+    def _fitting(self, numbers: int, samples: int, clients: int, workers: int) -> int:
+        """How many of the clients (or models) go into a chunk, when each needs `numbers` and keeps `samples` in flight.
+
+        Workers share the room, and each should have something to do.
+        """
         inputs = self.data.train.x[:1].numel()
         each = (numbers + samples * (inputs + 3 * self._activations)) * self.weights.element_size()
-        return max(1, self._room // each)
+        return max(1, min(self._room // (workers * each), -(-clients // workers)))
+
+    def _workers(self, clients: int, samples: int) -> int:
+        """How many chunks to work on at a time: as many as torch has threads, unless a step is small."""
+        threads = torch.get_num_threads() if self.device.type == "cpu" and self.program.concurrent else 1
+        return 1 if clients * samples * self.layout.size < SMALL else min(threads, clients)
 
     @contextmanager
     def _threads(self, samples: int) -> Iterator[None]:
-        """One thread for a step on few samples: waking a second one costs more than it brings, and on a busy machine
-        the two wait for each other (measured: three times slower)."""
+        """One thread for our own passes, whether chunks go side by side or there is but one: how many threads share a
+        product changes its last bits, and results must not depend on who else is in the cohort. One thread for others
+        on few samples: waking a second one costs more than it brings, and on a busy machine the two wait for each other
+        (measured: three times slower)."""
         before = torch.get_num_threads()
-        small = self.device.type == "cpu" and before > 1 and samples * self.layout.size < SMALL
-        if small:
+        small = self.program.concurrent or samples * self.layout.size < SMALL
+        single = self.device.type == "cpu" and before > 1 and small
+        if single:
             torch.set_num_threads(1)
         try:
             yield
         finally:
-            if small:
+            if single:
                 torch.set_num_threads(before)
 
     # -- judging -------------------------------------------------------------------------------------------------
@@ -183,7 +228,11 @@ class Cohort:
 
     def losses(self, pool: Pool, ids: Tensor) -> Tensor:
         """Loss of pulled models on each client's own training data: ids [m, c] -> [m, c], NaN if not arrived."""
-        rows = pool.rows(ids).cpu()
+        rows = pool.rows(ids)
+        if self.device.type == "cuda":  # asking who is there would make it wait: all pairs are looked at
+            clients = torch.arange(len(self)).repeat_interleave(ids.shape[1])
+            scores = self._score(pool["weights"], rows.clamp(min=0).flatten(), clients, self.data.train)
+            return torch.where(rows >= 0, scores.loss.view(ids.shape), torch.nan)
         client, column = torch.nonzero(rows >= 0, as_tuple=True)
         losses = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=self.device)
         if client.numel():
@@ -198,18 +247,40 @@ class Cohort:
         scores = self._score(models, torch.arange(count).repeat(len(self)), clients, self.data.train)
         return scores.loss.view(len(self), count)
 
+    def watch(
+        self,
+        ids: Tensor,
+        similarity: Tensor,
+        listed: Tensor | None,
+        chosen: Tensor,
+        measure: Measure,
+        **own: Tensor,
+    ) -> None:
+        """Tell whoever watches how similar each client found the peers ids [m, c]: similarity [m, c], NaN if not seen.
+
+        listed: [m, *] the clients' lists before, and chosen: [m, *] after. measure(cohort, pool, ids, **own) gives the
+        similarity to any peers; tensors `own` [m, ...] are cut down to the clients it is called for. To be called
+        before mixing. Nothing happens unless one of the clients is watched in this round.
+        """
+        if self.round.watch is not None:
+            self.round.watch.note(self, ids, similarity, listed, chosen, measure, own)
+
     def _score(self, weights: Tensor, models: Tensor, clients: Tensor, part: Part) -> Scores:
         """Model weights[models[i]] on the samples of client row clients[i], for every i."""
         self.model.eval()
+        x = self._test_x if part is self.data.test else self._train_x
         width = max(1, min(int(part.sizes.max()), 1024))
-        size = self._fitting(self.layout.size, width)
-        pieces = []
-        for first in range(0, models.numel(), size):
+        workers = self._workers(models.numel(), width)
+        size = self._fitting(self.layout.size, width, models.numel(), workers)
+
+        def work(first: int) -> Scores:
             which, whose = models[first : first + size], clients[first : first + size]
-            parameters = self.layout.views(weights[which.to(weights.device)])
+            block = weights[which.to(weights.device)]
             starts, sizes = part.starts[whose.to(self.device)], part.sizes[whose]
-            with self._threads(which.numel() * width):
-                pieces.append(score_chunk(self.forward, parameters, part.x, part.y, starts, sizes, width))
+            with self._threads(which.numel() * width), rounding(self.device, self.precision):
+                return score_chunk(self.program, block, x, part.y, starts, sizes, width)
+
+        pieces = side_by_side(work, range(0, models.numel(), size), workers)
         return Scores(torch.cat([p.loss for p in pieces]), torch.cat([p.accuracy for p in pieces]))
 
     # -- mixing --------------------------------------------------------------------------------------------------
@@ -241,13 +312,16 @@ class Cohort:
         self.weights = self._blend(pool["weights"], rows, shares, mine)
         if not record:
             return
-        client, column = torch.nonzero(shares > 0, as_tuple=True)
-        self.round.edges.append((self.ids[client], ids[client, column], shares[client, column]))
+        self.round.edges.append((self.ids, ids, shares))
 
     def _blend(self, theirs: Tensor, rows: Tensor, shares: Tensor, mine: Tensor) -> Tensor:
+        shares, mine = shares.to(self.dtype), mine.to(self.dtype)
+        if self.weights.is_cuda and self.dtype == torch.float32 and theirs.shape[0] and kernels.available():
+            from kinfolk.kernels.blend import blend as fused
+
+            return fused(self.weights, theirs, rows, shares, mine)
         mixed = torch.empty_like(self.weights)
         gaps = bool((rows < 0).any())
-        shares, mine = shares.to(self.dtype), mine.to(self.dtype)
         size = max(1, CACHE // (2 * self.layout.size * mixed.element_size())) if self.device.type == "cpu" else 2**10
         for first in range(0, len(self), size):
             piece = slice(first, first + size)
@@ -274,6 +348,13 @@ def _span(rows: Tensor) -> slice | None:
     if last - first + 1 == rows.numel() and bool((rows[1:] > rows[:-1]).all()):
         return slice(first, last + 1)
     return None
+
+
+def _all_finite(block: Tensor) -> Tensor:
+    """[m] whether a row holds neither NaN nor infinity."""
+    if block.is_cuda:
+        return torch.isfinite(torch.linalg.vector_norm(block, torch.inf, dim=1))
+    return torch.isfinite(block.amax(dim=1)) & torch.isfinite(block.amin(dim=1))  # eleven times faster there
 
 
 def initial_model(make: Callable[[], nn.Module], seed: int) -> nn.Module:

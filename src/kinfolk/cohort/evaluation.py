@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfolk.cohort.training import Forward, sample_losses
+from kinfolk.cohort.program import Program, sample_losses
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Scores:
 
 
 def score_chunk(
-    forward: Forward, parameters: dict[str, Tensor], x: Tensor, y: Tensor, starts: Tensor, sizes: Tensor, width: int
+    program: Program, models: Tensor, x: Tensor, y: Tensor, starts: Tensor, sizes: Tensor, width: int
 ) -> Scores:
-    """Score p models (`parameters`: name -> [p, *shape]) on the samples starts[i] .. starts[i]+sizes[i] of x and y.
+    """Score p models [p, d] on the samples starts[i] .. starts[i]+sizes[i] of x and y.
 
     `sizes` [p] lives on the CPU. At most `width` samples of each client are taken at a time, to bound memory.
     """
@@ -38,7 +38,7 @@ def score_chunk(
             index = starts[:, None] + torch.where(inside, position, 0) if ragged else starts[:, None] + position
             index = index.clamp(max=max(x.shape[0] - 1, 0))
             labels = y[index]
-            logits = forward(parameters, x[index])
+            logits = program.logits(models, x, index)
             losses = sample_losses(logits, labels)
             hits = logits.argmax(dim=2) == labels
             if ragged:

@@ -1,23 +1,19 @@
 """Local SGD of many clients as one batched program.
 
 `plan` says which samples each client takes at each of its steps (drawn statelessly, ragged clients padded with a mask);
-`train_chunk` runs those steps for a handful of clients at once. The gradient of the summed loss is every client's own
-gradient, because no client's loss reads another client's row.
+`train_chunk` runs those steps for a handful of clients at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from kinfolk import randomness
+from kinfolk import kernels, randomness
+from kinfolk.cohort.program import Program
 from kinfolk.settings import setting
-
-Forward = Callable[[dict[str, Tensor], Tensor], Tensor]  # ([m, *shape] per name, x [m, b, ...]) -> logits [m, b, C]
 
 
 @dataclass(frozen=True)
@@ -43,17 +39,26 @@ class Plan:
 
     index: Tensor  # [m, steps, batch] rows of the data set; meaningless where the mask is false
     counts: Tensor  # [m, steps] on the CPU: samples of each client's batch, 0 once a client has finished
+    known: list[Tensor | None] | None = None  # the shares, if they have been worked out already
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor | None]:
-        """Row indices [m, b] of a step and their weights [m, b] (1/count inside, 0 outside), None if all equal."""
-        counts = self.counts[:, step]
-        width = int(counts.max())
-        index = self.index[:, step, :width]
-        if int(counts.min()) == width:
-            return index, None
-        counts = counts.to(index.device)
-        inside = torch.arange(width, device=index.device) < counts[:, None]
-        return index, inside.to(torch.float64) / counts.clamp(min=1)[:, None]
+    def widths(self) -> list[int]:
+        """Samples of the largest batch of each step."""
+        return [int(width) for width in self.counts.max(dim=0).values]
+
+    def shares(self) -> list[Tensor | None]:
+        """Weights [m, b] of a step's samples (1/count inside, 0 outside); None where every batch is full."""
+        if self.known is not None:
+            return self.known
+        counts = self.counts.to(self.index.device)
+        shares: list[Tensor | None] = []
+        for step, (least, width) in enumerate(zip(self.counts.min(dim=0).values.tolist(), self.widths())):
+            if least == width:
+                shares.append(None)
+                continue
+            mine = counts[:, step, None]
+            inside = torch.arange(width, device=self.index.device) < mine
+            shares.append(inside.to(torch.float64) / mine.clamp(min=1))
+        return shares
 
 
 def local_steps(sizes: Tensor, training: Training) -> Tensor:
@@ -89,53 +94,52 @@ def plan(seed: int, t: int, ids: Tensor, starts: Tensor, sizes: Tensor, training
     return Plan(starts[:, None, None] + chosen, counts)
 
 
+def rates(plan: Plan, lr: float, dtype: torch.dtype) -> Tensor:
+    """Step sizes [steps, m]: lr, and 0 once a client has finished: its momentum must not carry it on."""
+    return ((plan.counts.T > 0).to(dtype) * lr).contiguous()
+
+
 def train_chunk(
-    forward: Forward,
-    parameters: dict[str, Tensor],
-    x: Tensor,
-    y: Tensor,
-    plan: Plan,
-    lr: float,
-    training: Training,
+    program: Program, block: Tensor, x: Tensor, y: Tensor, plan: Plan, steps: Tensor, training: Training
 ) -> Tensor:
-    """Take the planned steps in place on `parameters` (name -> [m, *shape]); mean loss [m] of the steps.
+    """Take the planned steps in place on the models `block` [m, d]; mean loss [m] of the steps.
 
-    x: [N, ...] and y: [N] are the samples of the whole cohort.
+    x: [N, ...] and y: [N] are the samples of the whole cohort; steps: [steps, m] their sizes.
     """
-    names = list(parameters)
-    weights = [parameters[name].detach().requires_grad_() for name in names]
-    momentum: list[Tensor] = []
-    total = torch.zeros(weights[0].shape[0], dtype=torch.float64, device=x.device)
-    for step in range(plan.counts.shape[1]):
-        index, share = plan.batch(step)
-        losses = sample_losses(forward(dict(zip(names, weights)), x[index]), y[index])
-        each = losses.mean(dim=1) if share is None else (losses * share.to(losses.dtype)).sum(dim=1)
-        gradients = list(torch.autograd.grad(each.sum(), weights))
-        with torch.no_grad():
-            if training.weight_decay:
-                torch._foreach_add_(gradients, weights, alpha=training.weight_decay)
-            if step == 0 or not training.momentum:
-                momentum = gradients
-            else:
-                torch._foreach_mul_(momentum, training.momentum)
-                torch._foreach_add_(momentum, gradients)
-            _descend(weights, momentum, lr, plan.counts[:, step])
-            total += each
-    steps = (plan.counts > 0).sum(dim=1).clamp(min=1)
-    return total / steps.to(total.device)
+    velocity: list[Tensor] = []
+    spare: list[Tensor] | None = None
+    total = torch.zeros(block.shape[0], dtype=torch.float64, device=x.device)
+    slots = program.slots(block)
+    for number, (width, share) in enumerate(zip(plan.widths(), plan.shares())):
+        index = plan.index[:, number, :width]
+        loss, gradients = program.gradients(slots, x, y[index], index, share, spare)
+        velocity = descend(slots, velocity, gradients, steps[number], training)
+        spare = gradients if velocity[0] is not gradients[0] or not training.momentum else None
+        total += loss
+    return total / (steps > 0).sum(dim=0).clamp(min=1)
 
 
-def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every sample: logits [m, b, C], labels [m, b] -> [m, b]."""
-    losses: Tensor = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-    return losses.view(labels.shape)
+def descend(
+    slots: list[Tensor], velocity: list[Tensor], gradients: list[Tensor], rates: Tensor, training: Training
+) -> list[Tensor]:
+    """Move the models in place and return the new velocity (which starts empty). rates: [m] step sizes."""
+    if len(slots) == 1 and slots[0].is_cuda and slots[0].dtype == torch.float32 and kernels.available():
+        from kinfolk.kernels.descent import descend as fused
 
-
-def _descend(weights: list[Tensor], momentum: list[Tensor], lr: float, counts: Tensor) -> None:
-    if int(counts.min()) > 0:
-        torch._foreach_add_(weights, momentum, alpha=-lr)
-        return
-    # Clients that have finished stand still: their momentum must not carry them on.
-    rates = (counts > 0).to(weights[0]) * lr
-    for weight, speed in zip(weights, momentum):
-        weight.sub_(speed * rates.view(-1, *[1] * (weight.dim() - 1)))
+        first = not velocity or not training.momentum
+        carried = gradients[0] if first else velocity[0]
+        fused(slots[0], carried, gradients[0], rates, training.momentum, training.weight_decay, first)
+        return [carried]
+    if training.weight_decay:
+        torch._foreach_add_(gradients, slots, alpha=training.weight_decay)
+    if not velocity or not training.momentum:
+        velocity = gradients
+    elif not slots[0].is_cuda:
+        for speed, gradient in zip(velocity, gradients):
+            torch.add(gradient, speed, alpha=training.momentum, out=speed)
+    else:
+        torch._foreach_mul_(velocity, training.momentum)
+        torch._foreach_add_(velocity, gradients)
+    for slot, speed in zip(slots, velocity):
+        slot.addcmul_(speed, rates.view(-1, *[1] * (slot.dim() - 1)), value=-1)
+    return velocity

@@ -18,14 +18,22 @@ class Cost:
     peak: float  # the most that one place, server or client, has to carry in one exchange
 
 
-def fedavg(rounds: int) -> Cost:
-    """Every round every client sends its model up and gets one down: 2 Δ. The server carries n models at once."""
-    return Cost(2 * rounds, 1)
+def nothing() -> Cost:
+    """Local training."""
+    return Cost(0, 0)
 
 
-def ifca(models: int, rounds: int) -> Cost:
+def fedavg(rounds: int, share: float = 1) -> Cost:
+    """Every round every client sends its model up and gets one down: 2 Δ. The server carries n models at once.
+
+    Where only a share of the clients takes part in a round, both shrink with it.
+    """
+    return Cost(2 * share * rounds, share)
+
+
+def ifca(models: int, rounds: int, share: float = 1) -> Cost:
     """Every round every client gets all c models down and sends one up: (c + 1) Δ. The server sends c·n at once."""
-    return Cost((models + 1) * rounds, models)
+    return Cost((models + 1) * share * rounds, models * share)
 
 
 def gossip(n: int, neighbors: int, rounds: int) -> Cost:
@@ -34,7 +42,10 @@ def gossip(n: int, neighbors: int, rounds: int) -> Cost:
 
 
 def pens(n: int, candidates: int, neighbors: int, discover_rounds: int, rounds: int) -> Cost:
-    """Every client receives l candidates in each of the first T1 rounds, and k of its permanent list after that."""
+    """Every client receives l candidates in each of the first T1 rounds, and k of its permanent list after that.
+
+    The k it averages with in stage one are among the l and already there: they are not counted again.
+    """
     first = min(discover_rounds, rounds)
     return Cost(first * candidates + (rounds - first) * neighbors, max(candidates if first else 0, neighbors) / n)
 

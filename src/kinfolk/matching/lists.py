@@ -34,9 +34,17 @@ def best(lists: Tensor, scores: Tensor, count: int) -> Tensor:
     return torch.nn.functional.pad(found, (0, count - found.shape[1]), value=-1)
 
 
-def pack(mask: Tensor, ids: Tensor) -> Tensor:
-    """Keep the ids [m, w] where the mask [m, w] holds, moved to the left in their order: [m, longest row]."""
+def pack(mask: Tensor, ids: Tensor, room: int | None = None) -> Tensor:
+    """Keep the ids [m, w] where the mask [m, w] holds, moved to the left in their order: [m, longest row].
+
+    With `room` the result has that many columns, which must be enough: then nothing waits for a GPU to tell.
+    """
     counts = mask.sum(dim=1)
+    if room is not None:
+        order = (~mask).to(torch.int8).argsort(dim=1, stable=True)[:, :room]
+        place = torch.arange(order.shape[1], device=ids.device)
+        packed = torch.where(place < counts[:, None], ids.gather(1, order), -1)
+        return torch.nn.functional.pad(packed, (0, room - packed.shape[1]), value=-1)
     client, column = torch.nonzero(mask, as_tuple=True)
     place = torch.arange(client.numel(), device=ids.device) - (counts.cumsum(0) - counts)[client]
     width = int(counts.max()) if counts.numel() else 0

@@ -37,6 +37,8 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     """
     wanted = rows.clamp(min=0)
     everybody = theirs.shape[0] <= LARGEST_GRAM
+    if everybody and mine.is_cuda:
+        return _finish(*_at_once(mine, theirs, origin), rows)
     shape = (mine.shape[0], theirs.shape[0]) if everybody else rows.shape
     products = torch.zeros(shape, dtype=torch.float64, device=mine.device)
     my_squares = torch.zeros(mine.shape[0], dtype=torch.float64, device=mine.device)
@@ -45,12 +47,35 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
         products += (a @ b.T).to(torch.float64) if everybody else _pairs(a, b, wanted)
         my_squares += a.square().sum(dim=1, dtype=torch.float64)
         their_squares += b.square().sum(dim=1, dtype=torch.float64)
+    return _finish(products, my_squares, their_squares, rows, everybody)
+
+
+def _finish(
+    products: Tensor, my_squares: Tensor, their_squares: Tensor, rows: Tensor, everybody: bool = True
+) -> Tensor:
+    """Cosines [m, c] from products of all pairs [m, p], or of the wanted ones [m, c], and squared lengths [m], [p]."""
+    wanted = rows.clamp(min=0)
     if everybody:
         products = products.gather(1, wanted)
     my_lengths, their_lengths = my_squares.sqrt()[:, None], their_squares.sqrt()[wanted]
     known = (my_lengths > SMALLEST_NORM) & (their_lengths > SMALLEST_NORM)
     cosine = torch.where(known, products / (my_lengths * their_lengths), 0.0).clamp(-1.0, 1.0)
     return torch.where(rows >= 0, cosine, torch.nan)
+
+
+def _at_once(mine: Tensor, theirs: Tensor, origin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The same sums block by block, as one batched product: a GPU is faster at few large steps than at many."""
+    a = mine if origin is None else mine - origin
+    b = a if theirs is mine else theirs if origin is None else theirs - origin
+    d = a.shape[1]
+    whole = d // BLOCK * BLOCK
+    products = torch.zeros((a.shape[0], b.shape[0]), dtype=torch.float64, device=a.device)
+    for first, last, width in ((0, whole, BLOCK), (whole, d, d - whole)):
+        if first < last:
+            x, y = (v[:, first:last].reshape(v.shape[0], -1, width) for v in (a, b))  # [m, blocks, width]
+            products += torch.bmm(x.transpose(0, 1), y.permute(1, 2, 0)).sum(dim=0, dtype=torch.float64)
+    squares = [torch.linalg.vector_norm(v, dim=1, dtype=torch.float64).square() for v in ([a] if b is a else [a, b])]
+    return products, squares[0], squares[-1]
 
 
 def _blocks(mine: Tensor, theirs: Tensor, origin: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:

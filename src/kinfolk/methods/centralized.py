@@ -18,6 +18,8 @@ class Centralized:
     All samples are handed to client 0 before the run; the others have none, take no steps, and copy its model.
     """
 
+    server = True
+
     def arrange(self, federation: Federation) -> Federation:
         """The data as this method is allowed to see them: all in one place."""
         return federation.pooled()

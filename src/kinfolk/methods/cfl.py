@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.errors import UserError
+from kinfolk.matching import cost
 from kinfolk.matching.lists import look_up
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers
@@ -50,11 +51,16 @@ class CFL:
     min_round: int = setting(20, "no split up to this round", ge=0)
     linkage: Literal["single", "complete"] = setting("single", "how groups of updates are compared when splitting")
     accept: bool = setting(False, "split only if the halves are farther apart than each is wide")
+    server = True
 
     def __post_init__(self) -> None:
         for name, value in (("eps1", self.eps1), ("eps2", self.eps2)):
             if value != "auto" and value < 0:
                 raise UserError(f"'{name}' = {value}: must be 'auto' or at least 0")
+
+    def nominal(self, rounds: int, n: int) -> cost.Cost:
+        """What so many rounds cost: each client's model up and one down, as in FedAvg."""
+        return cost.fedavg(rounds)
 
     def start(self, cohort: Cohort) -> State:
         unknown = torch.full((1,), torch.nan, dtype=torch.float64, device=cohort.device)

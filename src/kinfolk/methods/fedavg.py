@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kinfolk import randomness
 from kinfolk.cohort.cohort import Cohort
+from kinfolk.matching import cost
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
@@ -31,6 +32,11 @@ class FedAvg:
     """
 
     participation: float = setting(1.0, "share of the clients that train in a round (C)", gt=0, le=1)
+    server = True
+
+    def nominal(self, rounds: int, n: int) -> cost.Cost:
+        """What so many rounds cost by the formula."""
+        return cost.fedavg(rounds, self.count(n) / n)
 
     def start(self, cohort: Cohort) -> State:
         return State(cohort.initial)
@@ -47,9 +53,13 @@ class FedAvg:
 
     def participants(self, t: int, cohort: Cohort, peers: Peers) -> Tensor:
         """[m] Who trains this round: every process draws the same set for all n clients and looks up its own."""
-        count = max(1, round(self.participation * peers.n))
+        count = self.count(peers.n)
         if count >= peers.n:
             return torch.ones(len(cohort), dtype=torch.bool, device=cohort.device)
         server = torch.tensor([peers.n], device=cohort.device)
         drawn = randomness.positions(cohort.seed, "participants", t, server, server, count)
         return torch.isin(cohort.ids, drawn)
+
+    def count(self, n: int) -> int:
+        """How many of n clients train in a round."""
+        return max(1, round(self.participation * n))

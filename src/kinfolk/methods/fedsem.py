@@ -14,6 +14,7 @@ from torch import Tensor
 from kinfolk import randomness
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.errors import UserError
+from kinfolk.matching import cost
 from kinfolk.matching.lists import look_up
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers
@@ -41,6 +42,11 @@ class FedSEM:
     """
 
     models: int = setting(2, "centres kept by the server (c); at most one for each client", ge=1)
+    server = True
+
+    def nominal(self, rounds: int, n: int) -> cost.Cost:
+        """What so many rounds cost: each client's model up and one down, as in FedAvg."""
+        return cost.fedavg(rounds)
 
     def start(self, cohort: Cohort) -> State:
         if self.models > cohort.n > 1:  # a client alone has one centre

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kinfolk.cohort.cohort import Cohort
+from kinfolk.matching import cost
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
@@ -18,6 +19,10 @@ class Fixed:
     """
 
     neighbors: int = setting(5, "peers averaged with each round (k)", ge=1, peers=True)
+
+    def nominal(self, rounds: int, n: int) -> cost.Cost:
+        """What so many rounds cost by the formula."""
+        return cost.gossip(n, self.neighbors, rounds)
 
     def start(self, cohort: Cohort) -> None:
         return None

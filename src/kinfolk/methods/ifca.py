@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.errors import UserError
+from kinfolk.matching import cost
 from kinfolk.methods.fedavg import FedAvg
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers
@@ -37,6 +38,11 @@ class IFCA:
 
     models: int = setting(2, "global models kept by the server (c); at most one for each client", ge=1)
     participation: float = setting(1.0, "share of the clients that train in a round (C)", gt=0, le=1)
+    server = True
+
+    def nominal(self, rounds: int, n: int) -> cost.Cost:
+        """What so many rounds cost by the formula."""
+        return cost.ifca(self.models, rounds, FedAvg(self.participation).count(n) / n)
 
     def start(self, cohort: Cohort) -> State:
         if self.models > cohort.n > 1:  # a client alone just takes the best of its models

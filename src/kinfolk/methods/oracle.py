@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.errors import UserError
+from kinfolk.matching import cost
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
@@ -20,6 +21,10 @@ class Oracle:
 
     neighbors: int = setting(5, "kin averaged with each round (k)", ge=1, peers=True)
     needs_clusters = True
+
+    def nominal(self, rounds: int, n: int) -> cost.Cost:
+        """What so many rounds cost by the formula."""
+        return cost.gossip(n, self.neighbors, rounds)
 
     def start(self, cohort: Cohort) -> None:
         if cohort.clusters is None:

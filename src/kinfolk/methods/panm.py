@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
-from kinfolk.matching import mixture
+from kinfolk.matching import cost, mixture
 from kinfolk.matching.confident import confident
 from kinfolk.matching.evidence import judge
 from kinfolk.matching.lists import best, choose, contains, pack
@@ -63,7 +63,9 @@ class PANM:
     )
     preset: Literal["paper", "robust"] = setting("robust", "as printed, or with what made matching reliable")
     loss_score: Literal["inverse", "log"] | None = setting(None, "similarity from a loss: 1/F or -log F; none: preset")
-    confirm: bool | None = setting(None, "stage one by gradient: best k by loss of the best 2k; none: preset")
+    confirm: bool | None = setting(
+        None, "stage one by gradient: best k by loss of old neighbors and likest, 2k in all; none: preset"
+    )
     matcher: Literal["mixture", "evidence"] | None = setting(
         None, "stage two: hard EM, or drift with memory; none: preset"
     )
@@ -81,6 +83,11 @@ class PANM:
             return ["method.discover_rounds = 0: matching starts from random lists, without stage one"]
         return []
 
+    def nominal(self, rounds: int, n: int) -> cost.Cost:
+        """What so many rounds cost by the formula."""
+        first = min(rounds, self.discover_rounds)
+        return cost.panm(n, self.candidates, self.neighbors, self.match_every, first, rounds - first)
+
     def start(self, cohort: Cohort) -> State:
         width = cohort.n if self.matcher == "evidence" else 0
         evidence = torch.full((len(cohort), width), torch.nan, device=cohort.device)
@@ -90,16 +97,14 @@ class PANM:
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         before = cohort.weights
         cohort.train(t)
-        if "update" in self._names(t):
-            peers.publish(t, weights=cohort.weights, update=cohort.weights - before)
-        else:
-            peers.publish(t, weights=cohort.weights)
+        update = cohort.weights - before if "update" in self._names(t) else before[:, :0]
+        peers.publish(t, weights=cohort.weights, **({"update": update} if update.numel() else {}))
         if t == 1 and self.discover_rounds == 0:
             state = replace(state, neighbors=peers.sample(0, self.neighbors))
         if t <= self.discover_rounds:
-            return replace(state, neighbors=self._discover(t, cohort, state.neighbors, peers, before))
+            return replace(state, neighbors=self._discover(t, cohort, state.neighbors, peers, update))
         if t % self.match_every == 0:
-            return self._match(t, cohort, state, peers, before)
+            return self._match(t, cohort, state, peers, update)
         chosen = choose(cohort.seed, "aggregate", t, cohort.ids, state.neighbors, self.neighbors)
         cohort.mix(peers.pull(t, chosen), chosen)
         return state
@@ -109,7 +114,7 @@ class PANM:
         compared = t <= self.discover_rounds or self.matcher == "mixture"
         return ("weights", "update") if self.similarity == "gradient" and compared else ("weights",)
 
-    def _discover(self, t: int, cohort: Cohort, neighbors: Tensor, peers: Peers, before: Tensor) -> Tensor:
+    def _discover(self, t: int, cohort: Cohort, neighbors: Tensor, peers: Peers, update: Tensor) -> Tensor:
         """CNI: the k most similar of old neighbors and new candidates."""
         if self.candidate_pool == "strangers":
             candidates = peers.sample(t, self.candidates, exclude=neighbors)
@@ -118,15 +123,21 @@ class PANM:
             candidates = torch.where(contains(neighbors, candidates), -1, candidates)  # already looked at
         looked_at = torch.cat([neighbors, candidates], dim=1)
         pool = peers.pull(t, looked_at, self._names(t))
-        similarity = self._similarity(cohort, pool, looked_at, before)
+        similarity = self._similarity(cohort, pool, looked_at, update)
+        compared = looked_at, similarity
         if self.confirm and self.similarity == "gradient":
-            looked_at = confident(looked_at, similarity, 2 * self.neighbors)
+            # Late in training updates say little: they may propose, but only a loss may put an old neighbor out.
+            old = torch.arange(looked_at.shape[1], device=cohort.device) < neighbors.shape[1]
+            first = torch.where(old & ~similarity.isnan(), torch.inf, similarity)
+            looked_at = confident(looked_at, first, 2 * self.neighbors)
             similarity = log_loss(cohort.losses(pool, looked_at))
         found = confident(looked_at, similarity, self.neighbors)
+        kept = torch.where((found < 0).all(dim=1)[:, None], neighbors, found)  # nobody answered: the list stays
+        cohort.watch(*compared, neighbors, kept, self._similarity, update=update)
         cohort.mix(pool, found)
-        return torch.where((found < 0).all(dim=1)[:, None], neighbors, found)  # nobody answered: the list stays
+        return kept
 
-    def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, before: Tensor) -> State:
+    def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, update: Tensor) -> State:
         """HNM: who of some listed neighbors (S) and some strangers (C) is kin (H)."""
         listed = state.neighbors
         known = choose(cohort.seed, "listed", t, cohort.ids, listed, self.candidates)  # S
@@ -134,12 +145,12 @@ class PANM:
         looked_at = torch.cat([known, strangers], dim=1)
         pool = peers.pull(t, looked_at, self._names(t))
         old = (torch.arange(looked_at.shape[1], device=cohort.device) < known.shape[1]).expand_as(looked_at)
+        measure = self._similarity if self.matcher == "mixture" else self._drift
+        similarity = measure(cohort, pool, looked_at, update)
         if self.matcher == "mixture":
-            similarity = self._similarity(cohort, pool, looked_at, before)
             found = mixture.match(similarity, ~similarity.isnan(), old, self.neighbors)
             kin, skipped = found.same, found.skipped
         else:
-            similarity = cosines(cohort.weights, pool["weights"], pool.rows(looked_at), cohort.initial)
             kin, state = self._judge(cohort, looked_at, similarity, old, state)
             skipped = similarity.isnan().all(dim=1)
 
@@ -148,9 +159,13 @@ class PANM:
         rest = torch.where(skipped[:, None], listed, rest)
         same = torch.where(_nobody(same, rest)[:, None], self._closest(looked_at, similarity, old), same)
         matched = torch.cat([same, rest], dim=1)
+        cohort.watch(looked_at, similarity, listed, matched, measure, update=update)
         mixed = self._first(cohort, t, same, rest)
         cohort.mix(pool | peers.pull(t, torch.where(contains(looked_at, mixed), -1, mixed)), mixed)
-        return replace(state, neighbors=pack(matched >= 0, matched))
+        # A matching adds at most l peers. On a GPU the list is cut to its length only now and then: it has to wait.
+        exact = cohort.device.type == "cpu" or t % 8 == 0
+        room = None if exact else min(cohort.n - 1, listed.shape[1] + self.candidates)
+        return replace(state, neighbors=pack(matched >= 0, matched, room))
 
     def _judge(self, cohort: Cohort, ids: Tensor, drift: Tensor, old: Tensor, state: State) -> tuple[Tensor, State]:
         """Who is kin by the direction in which its model has moved from the common start, remembered over rounds.
@@ -158,16 +173,17 @@ class PANM:
         Once stage one has found kin, models of a cluster move together and away from the others, whatever the metric
         of stage one: the drift tells them apart by a wide margin, needs no forward pass and nothing more to be sent.
         """
+        n = state.evidence.shape[1]
         remembered = state.evidence.gather(1, ids.clamp(min=0))
         verdict = judge(drift, old, remembered, state.unit, self.memory, self.limit)
-        rows = torch.arange(len(cohort), device=cohort.device)[:, None].expand_as(ids)
-        evidence = state.evidence.clone()
-        evidence[rows[verdict.judged], ids[verdict.judged]] = verdict.evidence[verdict.judged].to(evidence.dtype)
-        kin = torch.where(verdict.judged, verdict.kin, old & ~drift.isnan())
-        single = (old & ~drift.isnan()).sum(dim=1) == 1  # one neighbor has no spread to judge by: the mixture decides
-        if bool(single.any()):
-            found = mixture.match(drift, ~drift.isnan(), old, self.neighbors)
-            kin = torch.where((single & ~found.skipped)[:, None], found.same, kin)
+        there = torch.where(verdict.judged, ids, n)  # what was not judged is written to a column that is cut off
+        evidence = torch.nn.functional.pad(state.evidence, (0, 1))
+        evidence = evidence.scatter(1, there, verdict.evidence.to(evidence.dtype))[:, :n]
+        # One neighbor has no spread to judge by: whoever is nearer to it than to the strangers' mean joins it.
+        mine, theirs = (torch.where(part, drift, torch.nan) for part in (old, ~old))
+        nearer = drift > (mine.nanmean(dim=1) + theirs.nanmean(dim=1))[:, None] / 2
+        single = ((~mine.isnan()).sum(dim=1) == 1)[:, None]
+        kin = torch.where(verdict.judged, verdict.kin, (old & ~drift.isnan()) | (single & nearer))
         return kin, replace(state, evidence=evidence, unit=verdict.unit)
 
     def _first(self, cohort: Cohort, t: int, same: Tensor, rest: Tensor) -> Tensor:
@@ -184,7 +200,7 @@ class PANM:
         chosen = best(looked_at, unseen, self.neighbors)
         return torch.nn.functional.pad(chosen, (0, looked_at.shape[1] - self.neighbors), value=-1)
 
-    def _similarity(self, cohort: Cohort, pool: Pool, ids: Tensor, before: Tensor) -> Tensor:
+    def _similarity(self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor) -> Tensor:
         """[m, c] similarity of each client with the peers ids [m, c], NaN for those who did not answer."""
         if self.similarity == "loss":
             losses = cohort.losses(pool, ids)
@@ -192,10 +208,14 @@ class PANM:
         rows = pool.rows(ids)
         score = torch.zeros(ids.shape, dtype=torch.float64, device=cohort.device)
         if self.alpha > 0:  # theta1: this round's updates
-            score = score + self.alpha * cosines(cohort.weights - before, pool["update"], rows)
+            score = score + self.alpha * cosines(update, pool["update"], rows)
         if self.alpha < 1:  # theta2: the whole way from the common initial model
-            score = score + (1 - self.alpha) * cosines(cohort.weights, pool["weights"], rows, cohort.initial)
+            score = score + (1 - self.alpha) * self._drift(cohort, pool, ids, update)
         return score
+
+    def _drift(self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor) -> Tensor:
+        """[m, c] theta2 alone: how alike the ways are that two models have come from the common initial model."""
+        return cosines(cohort.weights, pool["weights"], pool.rows(ids), cohort.initial)
 
 
 def _nobody(same: Tensor, rest: Tensor) -> Tensor:

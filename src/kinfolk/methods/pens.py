@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.errors import UserError
-from kinfolk.matching import lists
+from kinfolk.matching import cost, lists
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
@@ -47,6 +47,10 @@ class PENS:
         "expected", "who stays: selected more than by a random choice; T1(l+k)/n times; k/l of the times looked at"
     )
 
+    def nominal(self, rounds: int, n: int) -> cost.Cost:
+        """What so many rounds cost by the formula."""
+        return cost.pens(n, self.candidates, self.neighbors, self.discover_rounds, rounds)
+
     def start(self, cohort: Cohort) -> State:
         if cohort.n > MOST:
             raise UserError(f"method 'pens' counts every pair of clients: {cohort.n} clients are more than {MOST}")
@@ -65,23 +69,28 @@ class PENS:
         pool = peers.pull(t, candidates)
         losses = cohort.losses(pool, candidates)
         neighbors = lists.best(candidates, -losses, self.neighbors)
+        cohort.watch(candidates, losses, None, neighbors, Cohort.losses)
         cohort.mix(pool, neighbors)
         observed = torch.where(losses.isnan(), -1, candidates)
         selected, sampled = _add(state.selected, neighbors), _add(state.sampled, observed)
         if t < self.discover_rounds:
             return State(neighbors, selected, sampled)
         nothing = selected[:, :0].clone()
-        return State(self.permanent(selected, sampled), nothing, nothing)
+        return State(self.permanent(selected, sampled, peers.others(t)), nothing, nothing)
 
-    def permanent(self, selected: Tensor, sampled: Tensor) -> Tensor:
-        """The lists Π [m, *] of those selected [m, n] often enough for how often they were sampled [m, n]."""
+    def permanent(self, selected: Tensor, sampled: Tensor, others: Tensor | None = None) -> Tensor:
+        """The lists Π [m, *] of those selected [m, n] often enough for how often they were sampled [m, n].
+
+        others: [m] how many peers each client can reach, all n - 1 if None.
+        """
         n = selected.shape[1]
-        rounds, looked = self.discover_rounds, min(self.candidates, n - 1)  # T1, l
-        taken = min(self.neighbors, looked)  # k
+        reach = (torch.full_like(selected[:, 0], n - 1).long() if others is None else others)[:, None]
+        rounds, looked = self.discover_rounds, reach.clamp(max=self.candidates)  # T1, l
+        taken = looked.clamp(max=self.neighbors)  # k
         if self.rule == "paper":
-            enough = selected.int() * n >= rounds * (looked + taken)
+            enough = selected.int() * (reach + 1) >= rounds * (looked + taken)
         elif self.rule == "expected":
-            enough = selected.int() * (n - 1) > rounds * taken
+            enough = selected.int() * reach > rounds * taken
         else:
             enough = selected.int() * looked > sampled.int() * taken
         peers = torch.arange(n, device=selected.device).expand(selected.shape)

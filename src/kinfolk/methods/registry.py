@@ -22,7 +22,8 @@ class Method(Protocol):
     that has a field `clusters` [m] is compared with the true clusters (`ari`).
 
     Optional: `arrange(federation)`, the data as the method may see them; `notices()`, what the user should know of the
-    settings; `needs_clusters = True`.
+    settings; `needs_clusters = True`; `server = True` if it works through a server that reaches everybody;
+    `nominal(rounds, n)`, the `matching.cost.Cost` of so many rounds by a formula.
     """
 
     def start(self, cohort: Cohort) -> Any:

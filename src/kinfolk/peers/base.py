@@ -15,16 +15,22 @@ from torch import Tensor
 
 from kinfolk import randomness
 from kinfolk.peers.faults import Faults
+from kinfolk.peers.reach import Alike, Everybody, Lists, Reach
+
+LEDGER = ("models_received", "vectors_received", "bytes_received", "peak_received")  # of Peers, kept over a resume
 
 
 class Exchange(Protocol):
     """Carries published rows from cohort to cohort."""
 
     def publish(self, t: int, ids: Tensor, tensors: dict[str, Tensor]) -> None:
-        """Offer rows: ids [p], each tensor [p, ...]."""
+        """Offer rows: ids [p], -1 for a row that is not offered, each tensor [p, ...]."""
 
     def fetch(self, t: int, ids: Tensor, names: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Rows of round t from those of `ids` (sorted) that offered them, possibly more: (ids [p] sorted, tensors)."""
+        """Rows of round t from those of `ids` (any shape, -1: nobody) that offered them, possibly more.
+
+        Returns ids [p], ascending but for the -1 of rows that were not offered, and the tensors [p, ...].
+        """
 
 
 class Host(Protocol):
@@ -47,8 +53,9 @@ class Pool:
         """ids: [p] whose rows are here; arrives(ids [m, k]) -> [m, k] bool: did it reach the client that asked."""
         self._tensors = tensors
         self._arrives = arrives
-        self._position = torch.full((n,), -1, dtype=torch.int64, device=ids.device)
-        self._position[ids] = torch.arange(ids.numel(), device=ids.device)
+        position = torch.full((n + 1,), -1, dtype=torch.int64, device=ids.device)
+        position[ids] = torch.arange(ids.numel(), device=ids.device)  # whoever offered nothing lands at the end
+        self._position = position[:n]
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor [p, ...] published under `name`."""
@@ -74,60 +81,80 @@ class Pool:
 class Peers:
     """The view of one cohort on all n clients."""
 
-    def __init__(self, n: int, host: Host, exchange: Exchange, faults: Faults | None = None) -> None:
+    def __init__(
+        self, n: int, host: Host, exchange: Exchange, faults: Faults | None = None, reach: Reach | None = None
+    ) -> None:
+        """reach: whom the host's clients can reach; None: everybody."""
         self.n = n
         self.host = host
         self.exchange = exchange
         self.faults = faults or Faults()
-        count = host.ids.numel()
-        self.models_received = torch.zeros(count, dtype=torch.int64)  # [m] answers, each one model
-        self.bytes_received = torch.zeros(count, dtype=torch.int64)  # [m]
-        self.peak_received = torch.zeros(count, dtype=torch.int64)  # [m] most models at one time
+        self.reach = reach
+        self.models_received = torch.zeros_like(host.ids)  # [m] answers, each one model
+        self.vectors_received = torch.zeros_like(host.ids)  # [m] tensors of a model's size in them
+        self.bytes_received = torch.zeros_like(host.ids)  # [m]
+        self.peak_received = torch.zeros_like(host.ids)  # [m] most models at one time
         self._means = (0, 0)  # round, and calls to the server in it so far
+        self._offered: tuple[str, ...] = ()  # names last published
 
     def sample(
         self, t: int, count: int, exclude: Tensor | None = None, within: Tensor | None = None, purpose: str = "peers"
     ) -> Tensor:
-        """`count` different peers for each client, -1 where there are not enough: [m, count].
+        """`count` different peers that each client can reach, -1 where there are not enough: [m, count].
 
         exclude: [m, e] ids never to be drawn (-1: none); within: [n] labels, only peers with the client's own label.
         Draws of one round with the same `purpose` are the same.
         """
         ids = self.host.ids
+        lists = self._lists(t, within)
         barred = ids[:, None] if exclude is None else torch.cat([ids[:, None], exclude], dim=1)
-        if within is None:
-            order, first, sizes = None, torch.zeros_like(ids), torch.full_like(ids, self.n)
-        else:
-            order, first, sizes = _groups(within.to(ids.device), ids)
-        barred = _ranks(barred, order, first, sizes, self.n)
-        free = sizes - (barred < sizes[:, None]).sum(dim=1)
+        barred = _distinct(lists.places(barred), self.n)
+        free = lists.sizes - (barred < lists.sizes[:, None]).sum(dim=1)
         drawn = randomness.positions(self.host.seed, purpose, t, ids, free, count)
-        place = _skip(drawn, barred) + first[:, None]
-        chosen = place if order is None else order[place.clamp(min=0, max=self.n - 1)]
-        return torch.where(drawn >= 0, chosen, -1)
+        return torch.where(drawn >= 0, lists.take(_skip(drawn, barred, self.n)), -1)
+
+    def others(self, t: int) -> Tensor:
+        """How many peers each client can reach in round t: [m]."""
+        return torch.full_like(self.host.ids, self.n - 1) if self.reach is None else self.reach.at(t).sizes
 
     def publish(self, t: int, **tensors: Tensor) -> None:
         """Offer tensors [m, ...] to the peers; clients that are absent or quarantined offer nothing.
 
         A published tensor must not be changed afterwards: it is the snapshot everybody reads.
         """
-        silent = self.host.silent()
-        if bool(silent.any()):
-            speak = ~silent
-            self.exchange.publish(t, self.host.ids[speak], {name: tensor[speak] for name, tensor in tensors.items()})
-        else:
-            self.exchange.publish(t, self.host.ids, tensors)
+        self._offered = tuple(tensors)
+        self.exchange.publish(t, torch.where(self.host.silent(), -1, self.host.ids), tensors)
 
     def pull(self, t: int, ids: Tensor, names: Sequence[str] = ("weights",)) -> Pool:
-        """Ask for the clients ids [m, k] (-1: none). Whoever did not publish, or whose answer is lost, is not there."""
-        wanted = torch.unique(ids[ids >= 0])
-        here, tensors = self.exchange.fetch(t, wanted, names)
+        """Ask for the clients ids [m, k] (-1: none). Whoever did not publish, or whose answer is lost, is not there.
+
+        The first of `names` is the model. Asking for somebody out of reach is a mistake in the method: `sample` never
+        draws such a peer.
+        """
+        if self.reach is not None and bool(((ids >= 0) & ~self.reach.at(t).contains(ids)).any()):
+            raise RuntimeError(f"round {t}: a client was asked to pull from a peer that it cannot reach")
+        here, tensors = self.exchange.fetch(t, ids, names)
         pool = Pool(self.n, here, tensors, lambda asked: self._arrives(t, asked))
-        answers = (pool.rows(ids) >= 0).sum(dim=1).cpu()
+        answers = (pool.rows(ids) >= 0).sum(dim=1)
         self.models_received += answers
+        size = row_numbers(tensors[names[0]])
+        self.vectors_received += answers * sum(row_numbers(tensors[name]) == size for name in names)
         self.peak_received = torch.maximum(self.peak_received, answers)
         self.bytes_received += answers * sum(row_bytes(tensors[name]) for name in names)
         return pool
+
+    def observe(self, t: int, rows: Tensor) -> tuple[Pool, Tensor]:
+        """What only an observer sees: everything that was last published, and whom the clients in rows [w] can reach.
+
+        For watching a run, never for a method: nothing is lost on the way and nothing is counted. The ids are [w, *],
+        -1 where there are no more.
+        """
+        here, tensors = self.exchange.fetch(t, self._everybody(), self._offered)
+        pool = Pool(self.n, here, tensors, lambda asked: torch.ones_like(asked, dtype=torch.bool))
+        if self.reach is not None:
+            return pool, self.reach.at(t).padded(rows)
+        everybody = self._everybody().expand(rows.numel(), -1)
+        return pool, torch.where(everybody == self.host.ids[rows, None], -1, everybody)
 
     def mean(self, t: int, values: Tensor, weights: Tensor, transfers: int = 2) -> Tensor:
         """Weighted mean over all clients, through a server: values [m, ...], weights [m] -> [...].
@@ -162,6 +189,15 @@ class Peers:
         self._count(heard, 2, values)
         return ids, tensors[name], {fact: tensors[f"{name}-{fact}"] for fact in facts}
 
+    def _lists(self, t: int, within: Tensor | None) -> Lists:
+        """What each client draws from."""
+        ids = self.host.ids
+        labels = None if within is None else within.to(ids.device)
+        if self.reach is None:
+            return Everybody(self.n, ids) if labels is None else Alike(labels, ids)
+        lists = self.reach.at(t)
+        return lists if labels is None else lists.alike(labels, ids)
+
     def _server_call(self, t: int) -> str:
         """A name for the next exchange with the server in round t, the same on every shard."""
         round, calls = self._means
@@ -178,8 +214,9 @@ class Peers:
 
     def _count(self, clients: Tensor, transfers: int, values: Tensor) -> None:
         """`transfers` rows of `values` for each of the clients [m] bool."""
-        models = transfers * clients.to(torch.int64).cpu()
+        models = transfers * clients.to(torch.int64)
         self.models_received += models
+        self.vectors_received += models
         self.bytes_received += models * row_bytes(values)
 
     def _arrives(self, t: int, asked: Tensor) -> Tensor:
@@ -187,37 +224,26 @@ class Peers:
         return ~(lost | self.host.away()[:, None])
 
 
+def row_numbers(tensor: Tensor) -> int:
+    """How many numbers one client's row of a published tensor has."""
+    return tensor.shape[1:].numel()
+
+
 def row_bytes(tensor: Tensor) -> int:
     """Bytes of one client's row of a published tensor."""
-    return tensor[:1].numel() * tensor.element_size()
+    return row_numbers(tensor) * tensor.element_size()
 
 
-def _groups(labels: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All ids sorted by label [n]; where each client's group starts in that order [m]; how many it has [m]."""
-    order = torch.argsort(labels, stable=True)
-    ordered, mine = labels[order], labels[ids]
-    first = torch.searchsorted(ordered, mine)
-    return order, first, torch.searchsorted(ordered, mine, right=True) - first
+def _distinct(places: Tensor, n: int) -> Tensor:
+    """Places [m, e] sorted and each only once, n for the rest."""
+    places = places.sort(dim=1).values
+    repeated = torch.zeros_like(places, dtype=torch.bool)
+    repeated[:, 1:] = places[:, 1:] == places[:, :-1]
+    return torch.where(repeated, n, places).sort(dim=1).values
 
 
-def _ranks(barred: Tensor, order: Tensor | None, first: Tensor, sizes: Tensor, n: int) -> Tensor:
-    """Barred ids [m, e] as sorted, distinct places inside each client's group; n for those outside it."""
-    known = barred >= 0
-    place = barred.clamp(min=0)
-    if order is not None:
-        rank = torch.empty_like(order)
-        rank[order] = torch.arange(order.numel(), device=order.device)
-        place = rank[place] - first[:, None]
-        known &= (place >= 0) & (place < sizes[:, None])
-    place = torch.where(known, place, n).sort(dim=1).values
-    repeated = torch.zeros_like(known)
-    repeated[:, 1:] = place[:, 1:] == place[:, :-1]
-    return torch.where(repeated, n, place).sort(dim=1).values
-
-
-def _skip(drawn: Tensor, barred: Tensor) -> Tensor:
+def _skip(drawn: Tensor, barred: Tensor, n: int) -> Tensor:
     """Turn the j-th free place into its place among all: step over each barred one that is not after it."""
-    place = drawn.clone()
-    for column in range(barred.shape[1]):
-        place += (place >= barred[:, column, None]).to(place.dtype)
-    return place
+    before = torch.arange(barred.shape[1], device=barred.device)
+    free_before = torch.where(barred < n, barred - before, n)  # ascending, as places are distinct
+    return drawn + torch.searchsorted(free_before, drawn.contiguous(), right=True)

@@ -26,7 +26,8 @@ class InProcess:
             if tensor._version != version:
                 raise RuntimeError(f"'{name}' was changed in place after it was published: publish a copy")
         here = self._offers[names[0]][1]
-        if any(not torch.equal(self._offers[name][1], here) for name in names[1:]):
+        others = [self._offers[name][1] for name in names[1:]]
+        if any(ids is not here and not torch.equal(ids, here) for ids in others):
             raise RuntimeError(f"{', '.join(names)} were published by different clients: publish them together")
         return here, {name: self._offers[name][2] for name in names}
 

@@ -89,11 +89,15 @@ class ShardExchange:
         self.shard = shard
 
     def publish(self, t: int, ids: Tensor, tensors: dict[str, Tensor]) -> None:
+        offered = ids >= 0
+        if not bool(offered.all()):
+            ids, tensors = ids[offered], {name: tensor[offered] for name, tensor in tensors.items()}
         self.board.pin(self.shard, t, ids, tensors)
 
     def fetch(self, t: int, ids: Tensor, names: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
         """Only the wanted rows travel, copied out of each shard's tensors, in the order of the ids."""
         self.board.wait_for(self.shard, t, names)
+        ids = torch.unique(ids)
         tensors = {}
         order = here = torch.empty(0, dtype=torch.int64)
         for name in names:

@@ -1,0 +1,152 @@
+"""How a cohort computes losses, gradients and steps: through our own passes where the net allows, else autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kinfolk.cohort.layout import Layout
+from kinfolk.models.stack import Stack, stack_of
+from kinfolk.models.vectorise import Vectorised
+
+
+class Program(Protocol):
+    """A net for many clients. A slot is a tensor [m, ...] of parameters that is stepped as one."""
+
+    concurrent: bool  # whether several threads may call it at a time
+
+    def samples(self, x: Tensor) -> Tensor:
+        """The data set [N, ...] in the order this program reads it; what the other calls take as x."""
+
+    def slots(self, block: Tensor) -> list[Tensor]:
+        """The models [m, d] as the tensors that gradients are taken of; changing them changes the models."""
+
+    def gradients(
+        self,
+        slots: list[Tensor],
+        x: Tensor,
+        labels: Tensor,
+        index: Tensor,
+        share: Tensor | None,
+        spare: list[Tensor] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Loss [m] on x[index] with labels [m, b], and the gradient of each slot. share [m, b]: weights of samples.
+
+        spare: earlier gradients that are not needed any more; the new ones may take their place.
+        """
+
+    def logits(self, block: Tensor, x: Tensor, index: Tensor) -> Tensor:
+        """Scores [m, b, C] of the models [m, d] for the samples x[index]."""
+
+
+class Explicit:
+    """A stack of layers we know: the models are one slot, and their gradients come as one matrix."""
+
+    concurrent = True
+
+    def __init__(self, stack: Stack, layout: Layout) -> None:
+        self.stack = stack
+        self.layout = layout
+
+    def samples(self, x: Tensor) -> Tensor:
+        return self.stack.samples(x)
+
+    def slots(self, block: Tensor) -> list[Tensor]:
+        return [block]
+
+    def gradients(
+        self,
+        slots: list[Tensor],
+        x: Tensor,
+        labels: Tensor,
+        index: Tensor,
+        share: Tensor | None,
+        spare: list[Tensor] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        into = torch.empty_like(slots[0]) if spare is None else spare[0]
+        views = self.layout.views
+        with torch.no_grad():
+            loss = self.stack.gradients(views(slots[0]), x, labels, index, share, views(into))
+        return loss, [into]
+
+    def logits(self, block: Tensor, x: Tensor, index: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.stack.logits(self.layout.views(block), x, index)
+
+
+class Derived:
+    """Any module, through `vmap` and autograd; a slot for each of its parameters."""
+
+    concurrent = False  # a call puts the clients' parameters into the one module
+
+    def __init__(self, module: nn.Module, layout: Layout, precision: str, device: torch.device) -> None:
+        self.forward = Vectorised(module)
+        self.layout = layout
+        self._lower = partial(torch.autocast, device.type, torch.bfloat16, precision == "bf16")
+
+    def samples(self, x: Tensor) -> Tensor:
+        return x
+
+    def slots(self, block: Tensor) -> list[Tensor]:
+        return list(self.layout.views(block).values())
+
+    def gradients(
+        self,
+        slots: list[Tensor],
+        x: Tensor,
+        labels: Tensor,
+        index: Tensor,
+        share: Tensor | None,
+        spare: list[Tensor] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        weights = [slot.detach().requires_grad_() for slot in slots]
+        with self._lower():
+            logits = self.forward(dict(zip(self.layout.names, weights)), x[index])
+        losses = sample_losses(logits.to(slots[0].dtype), labels)
+        each = losses.mean(dim=1) if share is None else (losses * share.to(losses.dtype)).sum(dim=1)
+        return each.detach(), list(torch.autograd.grad(each.sum(), weights))
+
+    def logits(self, block: Tensor, x: Tensor, index: Tensor) -> Tensor:
+        with torch.no_grad(), self._lower():
+            return self.forward(self.layout.views(block), x[index]).to(block.dtype)
+
+
+def program_for(
+    module: nn.Module, layout: Layout, input_shape: tuple[int, ...], device: torch.device, precision: str
+) -> tuple[Program, str | None]:
+    """The fastest way to compute with the module, and what the user should know of it."""
+    derived = Derived(module, layout, precision, device)  # refuses what cannot be vectorised at all
+    found = stack_of(module, layout.names, input_shape, device, precision)
+    if isinstance(found, Stack):
+        compiles = device.type == "cuda" and found.compiles
+        notice = "the first round compiles programs for this net and GPU: up to a minute, kept for later runs"
+        return Explicit(found, layout), notice if compiles else None
+    notice = f"the model is computed through vmap and autograd, which is several times slower here: {found}"
+    return derived, notice if device.type == "cuda" else None
+
+
+def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of every sample: logits [m, b, C], labels [m, b] -> [m, b]."""
+    losses: Tensor = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.view(labels.shape)
+
+
+@contextmanager
+def rounding(device: torch.device, precision: str) -> Iterator[None]:
+    """Let the matrix units of a GPU round factors to TF32, or forbid it; the user's own setting is put back."""
+    if device.type != "cuda":
+        yield
+        return
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = precision in ("tf32", "bf16")
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before

@@ -1,0 +1,63 @@
+"""Work of fixed shapes on a GPU, recorded once and replayed: one launch in place of hundreds (CUDA graphs).
+
+A step on small models is over before the next can be launched from Python, so a GPU mostly waits. The first time some
+work is met it just runs, which is also its warm-up; the second time it is recorded; from then on it is replayed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Work = Callable[..., Tensor]  # (tensors) -> tensor; may change its first argument in place
+
+
+@dataclass(frozen=True)
+class Recording:
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    output: Tensor
+    work: Work  # keeps alive what it reads beside its inputs
+
+
+class Replay:
+    """Recordings by key; whatever else the work reads must stay where it is between calls with one key."""
+
+    def __init__(self, most: int = 8) -> None:
+        self.most = most  # recordings kept: each holds its memory
+        self.trouble: str | None = None  # why the work could not be recorded
+        self._met: OrderedDict[Hashable, Recording | None] = OrderedDict()
+
+    def __call__(self, key: Hashable, work: Work, *inputs: Tensor) -> Tensor:
+        """work(*inputs), with inputs[0] changed in place as the work does."""
+        if key not in self._met or self.trouble:
+            self._met[key] = None
+            while len(self._met) > self.most:
+                self._met.popitem(last=False)
+            return work(*inputs)
+        self._met.move_to_end(key)
+        recording = self._met[key] or self._record(key, work, inputs)
+        if recording is None:
+            return work(*inputs)
+        for mine, given in zip(recording.inputs, inputs):
+            mine.copy_(given, non_blocking=True)
+        recording.graph.replay()
+        inputs[0].copy_(recording.inputs[0])
+        return recording.output.clone()
+
+    def _record(self, key: Hashable, work: Work, inputs: tuple[Tensor, ...]) -> Recording | None:
+        copies = [given.to(inputs[0].device, copy=True).contiguous() for given in inputs]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                output = work(*copies)
+        except RuntimeError as error:  # the work waits for the GPU, or needs something from the CPU
+            self.trouble = str(error).partition("\n")[0]
+            torch.cuda.synchronize()
+            return None
+        self._met[key] = Recording(graph, copies, output, work)
+        return self._met[key]

@@ -1,0 +1,331 @@
+"""A plain net, layer after layer, as explicit passes over many clients at once.
+
+Going through `vmap` and autograd serves every module, but it hides two things that cost most of the time: gradients
+come as one tensor per parameter instead of one matrix of models, and a convolution with different weights for each
+client becomes a grouped one, which libraries run slowly. A `Stack` knows its few layers: each has a forward and a
+backward pass, gradients are written where they belong in a matrix [m, d], and convolutions go to our own programs on a
+GPU, or client by client to the library on a CPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.models.convolve import Convolve
+
+Views = dict[str, Tensor]  # name -> [m, *shape]
+SLIM = 32  # inputs per output from which a CPU's library is up to four times faster at the transposed product
+
+
+class Layer(Protocol):
+    """One step of the net. `kept` is whatever its backward pass needs."""
+
+    def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]: ...
+
+    def backward(
+        self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
+    ) -> Tensor | None:
+        """Write the parameters' gradients into `into`; return those of the inputs, if wanted."""
+
+
+class Gather:
+    """The samples of a batch: x [N, ...], index [m, b] -> [m, b, features].
+
+    On a CPU each thread has one place for them: new memory at every step costs more than the copying itself.
+    """
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
+        if h.is_cuda:
+            return h[index].flatten(2), None
+        place = getattr(self._own, "place", None)
+        if place is None or place.dtype != h.dtype:
+            place = self._own.place = torch.empty(0, dtype=h.dtype)
+        flat = h.flatten(1)
+        place.resize_(index.numel(), flat.shape[1])
+        return torch.index_select(flat, 0, index.flatten(), out=place).view(*index.shape, -1), None
+
+    def backward(
+        self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
+    ) -> Tensor | None:
+        return None
+
+
+class Dense:
+    """A linear layer, with or without ReLU."""
+
+    def __init__(self, name: str, bias: bool, relu: bool) -> None:
+        self.weight = f"{name}.weight"
+        self.bias = f"{name}.bias" if bias else None
+        self.relu = relu
+
+    def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
+        weight = views[self.weight].transpose(1, 2)
+        if precision == "bf16" or self.bias is None:
+            out = _product(h, weight, precision)
+            if self.bias is not None:
+                out += views[self.bias][:, None]
+        else:
+            out = _affine(h, weight, views[self.bias])
+        if self.relu:
+            out = out.relu_()
+        return out, (h, out) if keep else None
+
+    def backward(
+        self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
+    ) -> Tensor | None:
+        h, out = kept
+        if self.relu:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        if precision == "bf16":
+            into[self.weight].copy_(_product(grad.transpose(1, 2), h, precision))
+        else:
+            torch.bmm(grad.transpose(1, 2), h, out=into[self.weight])
+        if self.bias is not None:
+            torch.sum(grad, dim=1, out=into[self.bias])
+        return _product(grad, views[self.weight], precision) if inputs else None
+
+
+class Convolved:
+    """A convolution with ReLU and perhaps pooling, on a GPU."""
+
+    def __init__(self, name: str, program: Any) -> None:
+        self.weight, self.bias = f"{name}.weight", f"{name}.bias"
+        self.program = program  # kernels.convolution.Convolution
+
+    def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
+        filters = self.program.filters_for_use(views[self.weight])
+        out, winner = self.program.forward(h, index, filters, views[self.bias], keep, precision)
+        return out, (h, filters, winner) if keep else None
+
+    def backward(
+        self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
+    ) -> Tensor | None:
+        h, filters, winner = kept
+        weight, bias, below = self.program.backward(h, index, filters, winner, grad.contiguous(), inputs, precision)
+        into[self.weight].copy_(weight)
+        into[self.bias].copy_(bias)
+        return below  # type: ignore[no-any-return]
+
+
+class ChannelsLast:
+    """The samples of a batch for a first convolution with many channels: [N, C, H, W] -> [m, b, H, W, C]."""
+
+    def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
+        return h[index].permute(0, 1, 3, 4, 2).contiguous(), None
+
+    def backward(
+        self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
+    ) -> Tensor | None:
+        return None
+
+
+class Flatten:
+    """From channels last to the order of `nn.Flatten`: [m, b, H, W, C] -> [m, b, C·H·W]."""
+
+    def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
+        return h.permute(0, 1, 4, 2, 3).flatten(2), h.shape
+
+    def backward(
+        self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
+    ) -> Tensor | None:
+        clients, batch, height, width, channels = kept
+        return grad.view(clients, batch, channels, height, width).permute(0, 1, 3, 4, 2)
+
+
+class Stack:
+    """The layers of a net in order, for m clients at once."""
+
+    def __init__(self, layers: list[Layer], precision: str) -> None:
+        self.layers = layers
+        self.precision = precision
+        self._first = next(i for i, layer in enumerate(layers) if isinstance(layer, (Dense, Convolve, Convolved)))
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it has GPU programs that are compiled when they are first needed."""
+        return any(isinstance(layer, Convolved) for layer in self.layers)
+
+    def samples(self, x: Tensor) -> Tensor:
+        """The data set [N, ...] as the first layer wants to read it."""
+        first = self.layers[0]
+        return first.program.samples(x) if isinstance(first, Convolved) else x
+
+    def logits(self, views: Views, x: Tensor, index: Tensor) -> Tensor:
+        """Scores [m, b, C] of the samples x[index]; x as `samples` gave it."""
+        h = x
+        for layer in self.layers:
+            h, _ = layer.forward(views, h, index, False, self.precision)
+        return h
+
+    def gradients(
+        self, views: Views, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, into: Views
+    ) -> Tensor:
+        """Each client's loss [m] on x[index], labels [m, b]; its gradient is written into the views `into`.
+
+        share [m, b]: weights of the samples that sum to one; none: all the same.
+        """
+        h, all_kept = x, []
+        for layer in self.layers:
+            h, kept = layer.forward(views, h, index, True, self.precision)
+            all_kept.append(kept)
+        loss, grad = _cross_entropy(h, labels, share)
+        for number in range(len(self.layers) - 1, self._first - 1, -1):
+            layer, inputs = self.layers[number], number > self._first
+            below = layer.backward(views, grad, all_kept.pop(), index, into, inputs, self.precision)
+            if below is not None:
+                grad = below
+        return loss
+
+
+def stack_of(
+    module: nn.Module, names: tuple[str, ...], input_shape: tuple[int, ...], device: torch.device, precision: str
+) -> Stack | str:
+    """The module as a stack, or in a few words why it cannot be one. `names` are its trainable parameters."""
+    if type(module) is not nn.Sequential:
+        return "it is not an nn.Sequential"
+    parts = list(_flat(module, ""))
+    if any(part._forward_hooks or part._forward_pre_hooks for _, part in parts):
+        return "it has hooks"
+    owned = {f"{name}.{key}" for name, part in parts for key, _ in part.named_parameters(recurse=False)}
+    if owned != set(names):
+        return "parameters are tied or frozen"
+    if isinstance(parts[0][1], nn.Conv2d):
+        return _convolutional(parts, input_shape, device, precision)
+    if len(input_shape) > 1 and not _flattens(parts[0][1]):
+        return "it does not begin with Flatten"
+    return _dense(parts, [Gather()], precision)
+
+
+def _flat(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, part in module.named_children():
+        if type(part) is nn.Sequential:
+            yield from _flat(part, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", part
+
+
+def _dense(parts: list[tuple[str, nn.Module]], layers: list[Layer], precision: str) -> Stack | str:
+    """Linear and ReLU layers, after `layers`."""
+    rest = [(name, part) for name, part in parts if not isinstance(part, nn.Identity) and not _flattens(part)]
+    for number, (name, part) in enumerate(rest):
+        if type(part) is nn.Linear:
+            relu = number + 1 < len(rest) and type(rest[number + 1][1]) is nn.ReLU
+            layers.append(Dense(name, part.bias is not None, relu))
+        elif type(part) is not nn.ReLU or number == 0 or type(rest[number - 1][1]) is not nn.Linear:
+            return f"it has a layer {type(part).__name__}"
+    return Stack(layers, precision) if rest else "it has no layers"
+
+
+def _convolutional(
+    parts: list[tuple[str, nn.Module]], input_shape: tuple[int, ...], device: torch.device, precision: str
+) -> Stack | str:
+    """Convolutions with ReLU and perhaps pooling, then linear layers."""
+    if len(input_shape) != 3:
+        return "its inputs are no images"
+    if device.type == "cuda" and precision == "float64":
+        return "convolutions have a program of their own on a GPU only in float32 or less"
+    layers: list[Layer] = []
+    size = (input_shape[1], input_shape[2])
+    at = 0
+    while at < len(parts) and isinstance(conv := parts[at][1], nn.Conv2d):
+        name, after = parts[at][0], [type(part) for _, part in parts[at + 1 : at + 3]]
+        if not _plain(conv) or not after or after[0] is not nn.ReLU:
+            return f"layer {name} is no square convolution of stride 1 followed by a ReLU"
+        pool = 2 if after[1:] == [nn.MaxPool2d] else 1
+        if pool == 2 and not _halves(parts[at + 2][1]):
+            return f"layer {parts[at + 2][0]} pools otherwise than by 2"
+        if device.type == "cuda":
+            found = _on_gpu(name, conv, pool, size, at == 0)
+            if isinstance(found, str):
+                return found
+            layers += found
+        else:
+            layers.append(Convolve(name, conv, pool, at == 0))
+        grown = 2 * int(conv.padding[0]) - conv.kernel_size[0] + 1
+        size = ((size[0] + grown) // pool, (size[1] + grown) // pool)
+        at += 1 + pool
+    if at == len(parts) or not _flattens(parts[at][1]) or min(size) < 1:
+        return "convolutions are not followed by Flatten and linear layers"
+    return _dense(parts[at + 1 :], [*layers, Flatten()], precision)
+
+
+def _on_gpu(name: str, conv: nn.Conv2d, pool: int, size: tuple[int, int], first: bool) -> list[Layer] | str:
+    """The layer as a program of our own for inputs of `size`, with what has to come before it."""
+    try:
+        from kinfolk.kernels.convolution import Convolution
+    except ImportError:
+        return "Triton is not installed"
+    if max(conv.in_channels, conv.out_channels) > 128:
+        return f"layer {name} has more than 128 channels"  # a tile holds all of them
+    program = Convolution(
+        conv.in_channels, conv.out_channels, conv.kernel_size[0], int(conv.padding[0]), pool, size, first=first
+    )
+    before: list[Layer] = [ChannelsLast()] if first and not program.first else []
+    return [*before, Convolved(name, program)]
+
+
+def _plain(conv: nn.Conv2d) -> bool:
+    return (
+        type(conv) is nn.Conv2d
+        and conv.stride == (1, 1)
+        and conv.dilation == (1, 1)
+        and conv.groups == 1
+        and conv.padding_mode == "zeros"
+        and conv.bias is not None
+        and not isinstance(conv.padding, str)
+        and conv.kernel_size[0] == conv.kernel_size[1]
+        and conv.padding[0] == conv.padding[1]
+    )
+
+
+def _flattens(part: nn.Module) -> bool:
+    return type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1)
+
+
+def _halves(pool: nn.Module) -> bool:
+    wanted = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+    return all(_single(getattr(pool, key)) == value for key, value in wanted.items())
+
+
+def _single(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+
+
+def _affine(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """h [m, b, in] @ weight [m, in, out] + bias [m, out] for every client."""
+    if not h.is_cuda and weight.shape[1] >= SLIM * weight.shape[2]:
+        return torch.baddbmm(bias[:, :, None], weight.transpose(1, 2), h.transpose(1, 2)).transpose(1, 2)
+    return torch.baddbmm(bias[:, None], h, weight)
+
+
+def _product(a: Tensor, b: Tensor, precision: str) -> Tensor:
+    """a @ b for every client; with "bf16" factors and results are rounded, the sums are not."""
+    if precision == "bf16":
+        return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16)).to(a.dtype)
+    return torch.bmm(a, b)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean loss [m] over the samples [m, b] and its gradient [m, b, C]."""
+    classes = 2
+    if not logits.is_cuda:  # a CPU's vectors run along the samples, of which there are more than classes
+        logits, classes = logits.transpose(1, 2).contiguous(), 1
+    logs = torch.log_softmax(logits, dim=classes)
+    chosen = labels.unsqueeze(classes)
+    losses = -logs.gather(classes, chosen).squeeze(classes)
+    grad = logs.exp_()
+    grad.scatter_add_(classes, chosen, torch.full_like(chosen, -1, dtype=grad.dtype))
+    if share is None:
+        loss, grad = losses.mean(dim=1), grad.div_(labels.shape[1])
+    else:
+        share = share.to(grad.dtype)
+        loss, grad = (losses * share).sum(dim=1), grad.mul_(share.unsqueeze(classes))
+    return loss, grad.transpose(1, 2) if classes == 1 else grad

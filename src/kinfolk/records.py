@@ -1,0 +1,76 @@
+"""What a run says of itself: a row of metrics, a row for every client, a summary."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from kinfolk import engines, metrics
+from kinfolk.config import Config
+
+
+def measure(
+    t: int, results: engines.Results, edges: metrics.Edges, clusters: np.ndarray | None, method: Any, seconds: float
+) -> dict[str, Any]:
+    """A row of metrics after round t; `seconds` since the start of the run."""
+    row: dict[str, Any] = {"round": t, **metrics.spread(results.accuracy)}
+    row["before_mixing"] = metrics.spread(results.before_mixing)["accuracy"]
+    row["loss"] = float(np.nanmean(results.loss)) if np.isfinite(results.loss).any() else math.nan
+    if results.neighbors is not None:
+        edges = metrics.Edges.of_lists(results.neighbors)
+    if clusters is not None and edges.client.size:
+        row |= metrics.matching(edges, clusters)
+    if clusters is not None and results.clusters is not None:
+        row["ari"] = metrics.cluster_ari(results.clusters, clusters)
+    row["models_received"] = int(results.models_received.sum())
+    row["vectors_received"] = int(results.vectors_received.sum())
+    row["bytes_received"] = int(results.bytes_received.sum())
+    row["peak_received"] = int(results.peak_received.max())
+    row |= nominal(method, t, results.accuracy.size)
+    row["quarantined"] = int(results.quarantined.sum())
+    row["seconds"] = round(seconds, 3)
+    return row
+
+
+def nominal(method: Any, rounds: int, n: int) -> dict[str, int | None]:
+    """What the method's formula says it receives in so many rounds, in models; None where it has no formula."""
+    if not hasattr(method, "nominal"):
+        return {"nominal_models": None, "nominal_peak": None}
+    cost = method.nominal(rounds, n)  # in units of n models
+    return {"nominal_models": round(cost.total * n), "nominal_peak": round(cost.peak * n)}
+
+
+def clients(results: engines.Results, clusters: np.ndarray | None, engine: engines.Engine) -> list[dict[str, Any]]:
+    """A row for every client, after the last round."""
+    train = torch.cat([shard.cohort.data.train.sizes for shard in engine.shards])
+    test = torch.cat([shard.cohort.data.test.sizes for shard in engine.shards])
+    return [
+        {
+            "client": i,
+            "cluster": None if clusters is None else int(clusters[i]),
+            "train_samples": int(train[i]),
+            "test_samples": int(test[i]),
+            "accuracy": float(results.accuracy[i]),
+            "loss": float(results.loss[i]),
+            "before_mixing": float(results.before_mixing[i]),
+            "models_received": int(results.models_received[i]),
+            "bytes_received": int(results.bytes_received[i]),
+            "quarantined": int(results.quarantined[i]),
+        }
+        for i in range(results.accuracy.size)
+    ]
+
+
+def summary(history: list[dict[str, Any]], config: Config) -> dict[str, Any]:
+    """The last row of metrics, and the best."""
+    best = max(history, key=lambda row: row["accuracy"] if row["accuracy"] is not None else -1.0)
+    return {
+        "method": config.method_name,
+        "seed": config.run.seed,
+        **history[-1],
+        "best_accuracy": best["accuracy"],
+        "best_round": best["round"],
+    }
