@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import resource
 import shlex
 import subprocess
 import sys
@@ -45,9 +46,31 @@ def cpu_name() -> str:
     return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
-def keep(name: str, device: torch.device, rows: list[dict[str, Any]], folder: Path = RESULTS) -> Path:
-    """Write the rows with the machine's facts to results/NAME-DEVICE.json."""
+def keep(name: str, device: torch.device, rows: list[dict[str, Any]], folder: Path = RESULTS, **more: Any) -> Path:
+    """Write the rows with the machine's facts, and whatever `more` holds, to NAME-DEVICE.json in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{device.type}.json"
-    path.write_text(json.dumps({"facts": facts(device), "rows": rows}, indent=2) + "\n")
+    path.write_text(json.dumps({"facts": facts(device), **more, "rows": rows}, indent=2) + "\n")
     return path
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let the peak of the memory start from what is in use now (on a CPU: Linux only)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif (path := Path("/proc/self/clear_refs")).exists():
+        path.write_text("5")
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes in use at once since `reset_peak`: of the GPU, or of the process."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident("VmHWM")
+
+
+def resident(field: str = "VmRSS") -> int:
+    """Bytes of the process that lie in memory: now, or at most (VmHWM)."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else []:
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,112 @@
+"""`kinfolk reproduce`: a table or a figure of a paper, as far as it has been run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from kinfolk.commands import terminal
+from kinfolk.commands.terminal import Device, Json, Overrides
+from kinfolk.errors import UserError
+
+if TYPE_CHECKING:
+    from kinfolk.reproduce import Reproduction
+
+Name = Annotated[str, typer.Argument(metavar="STUDY", help="A shipped study (panm/table2), or the file of one.")]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Of tables and runs; default one under runs/reproduce/.")
+]
+Cells = Annotated[
+    list[Path] | None,
+    typer.Option("--cells", metavar="FILE.zip|DIR", help="Take finished cells from here; may be given several times."),
+]
+PackFile = Annotated[
+    Path | None,
+    typer.Option("--pack", metavar="FILE.zip", help="At the end add the finished cells, without checkpoints, to it."),
+]
+NoRun = Annotated[bool, typer.Option("--no-run", help="Run nothing: write tables and picture of what is there.")]
+
+
+def reproduce_command(
+    study: Name,
+    overrides: Overrides = None,
+    rows: Annotated[str, typer.Option("--rows", metavar="A,B", help="Run these rows only.")] = "",
+    columns: Annotated[str, typer.Option("--columns", metavar="X,Y", help="Run these columns only.")] = "",
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds; default the study's.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The first of them.")] = 0,
+    out: OutFolder = None,
+    device: Device = None,
+    cells: Cells = None,
+    pack: PackFile = None,
+    no_run: NoRun = False,
+    only_list: Annotated[bool, typer.Option("--list", help="Show the cells and which are done; run nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Reproduce a table or a figure of a paper: run what is missing, show it beside what was published.
+
+    Stop at any time and call it again to go on. Runs go to another machine with --pack, and are taken with --cells.
+    """
+    from kinfolk.reproduce import look, reproduce
+
+    chosen = [*(overrides or []), *([f'run.device="{device}"'] if device is not None else [])]
+    if only_list:
+        if cells or pack:
+            raise UserError("--list shows what is in --out and changes nothing: leave out --cells and --pack")
+        _list(look(study, chosen, seeds=seeds, seed=seed, out=out), as_json)
+        return
+    with terminal.reporting(_how_to_go_on) as reporter:
+        found = reproduce(
+            study,
+            chosen,
+            rows=_words(rows),
+            columns=_words(columns),
+            seeds=seeds,
+            seed=seed,
+            out=out,
+            cells=cells or [],
+            pack=pack,
+            run=not no_run,
+            observer=reporter,
+        )
+    if as_json:
+        from kinfolk.report.published import csv_rows
+
+        files = [str(path) for path in (*found.files, *([pack] if pack else []))]
+        terminal.print_json({"files": files, "rows": csv_rows(found.entries())})
+        return
+    print(f"{found.study.study}\n\n{found.tables()}\n")
+    for path in found.files:
+        terminal.console().print(f"written: {escape(str(path))}", soft_wrap=True)
+    if found.packed:
+        terminal.console().print(f"packed: {escape(found.packed)}", soft_wrap=True)
+
+
+def _list(found: Reproduction, as_json: bool) -> None:
+    states = found.states()
+    if as_json:
+        listed = [
+            {"row": c.row, "column": c.column, "seed": c.seed, "state": state, "folder": str(found.paths[c.name])}
+            for c, state in states
+        ]
+        terminal.print_json({"cells": listed})
+        return
+    width = max(len(cell.name) for cell, _ in states)
+    for cell, state in states:
+        print(f"{cell.name:<{width}}  {state:<10}  {found.paths[cell.name]}")
+    runs = {found.paths[cell.name]: state for cell, state in states}
+    done = sum(state == "finished" for state in runs.values())
+    print(f"{len(states)} cells, {len(runs)} runs (equal cells share one), {done} finished")
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """A study goes on when it is asked for again."""
+    return shlex.join(["kinfolk", *sys.argv[1:]])

@@ -1,0 +1,76 @@
+"""What all commands share: their arguments, standard output, progress, and how to fail."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from kinfolk.config import Config
+    from kinfolk.progress import Reporter
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="An experiment file, or the name of a shipped one (digits).")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Settings over the file's: run.rounds=20")
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder; default a new one under runs/.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Root of every random draw.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+
+
+def read(file: str, overrides: list[str] | None, seed: int | None, device: str | None) -> Config:
+    from kinfolk.config import read
+
+    chosen = list(overrides or [])
+    chosen += [f"run.seed={seed}"] if seed is not None else []
+    chosen += [f'run.device="{device}"'] if device is not None else []
+    return read(file, chosen)
+
+
+def how_to_resume(folder: Path) -> str:
+    return shlex.join(["kinfolk", "resume", str(folder)])
+
+
+@contextlib.contextmanager
+def reporting(how_to_go_on: Callable[[Path], str] = how_to_resume) -> Iterator[Reporter]:
+    """Progress while runs go on; Ctrl-C says how to go on from there."""
+    from kinfolk.experiment import Interrupted
+    from kinfolk.progress import Reporter
+
+    reporter = Reporter()
+    stopped = ""
+    try:
+        yield reporter
+    except Interrupted as interrupted:
+        stopped = f"stopped after round {interrupted.round}"
+    except KeyboardInterrupt:
+        stopped = "stopped at once"
+    finally:
+        reporter.close()
+    if stopped:
+        fail(f"{stopped}; go on with: {how_to_go_on(reporter.folder)}" if reporter.folder else stopped, 130)
+
+
+def console() -> Console:
+    """Standard output; wide enough for every table where there is no terminal to fit."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=120)
+
+
+def print_json(value: Any) -> None:
+    from kinfolk.runs.files import strict_json
+
+    print(strict_json(value))
+
+
+def fail(message: str, code: int) -> NoReturn:
+    print(f"kinfolk: {message}", file=sys.stderr)
+    sys.exit(code)
