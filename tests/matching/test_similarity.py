@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from conftest import make_cohort, make_federation
 from kinfolk.matching import similarity
-from kinfolk.matching import similarity
 from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
 from kinfolk.methods.panm import PANM
 from kinfolk.peers.base import Pool

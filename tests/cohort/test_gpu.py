@@ -1,0 +1,92 @@
+"""The same cohort on a GPU and on a CPU. Skipped where there is no GPU; tests/kernels runs the programs anywhere."""
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import make_federation
+from kinfolk import Cohort, Training
+from kinfolk.cohort.cohort import initial_model
+from kinfolk.cohort.program import Derived, Explicit
+from kinfolk.models import NETS
+from kinfolk.peers.base import Peers
+from kinfolk.peers.inprocess import InProcess
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+EQUAL, RAGGED = [40] * 6, [40, 7, 90, 33, 1, 64]
+SETTINGS = Training(epochs=2, batch_size=32, lr=0.02)
+SHAPES = {"linear": (20,), "mlp": (1, 28, 28), "cnn": (3, 32, 32)}
+
+
+def cohort_of(name: str, sizes: list[int], device: str, precision: str) -> Cohort:
+    data = make_federation(sizes, SHAPES[name], classes=10)
+    module = initial_model(lambda: NETS[name](SHAPES[name], 10), 0)
+    return Cohort(data, module, SETTINGS, device=device, precision=precision)
+
+
+def rounds(cohort: Cohort, count: int) -> torch.Tensor:
+    """What `count` rounds of training change, on the CPU in float64: [m, d]."""
+    for t in range(1, count + 1):
+        cohort.train(t)
+    return (cohort.weights - cohort.initial).cpu().double()
+
+
+@pytest.mark.parametrize("sizes", [EQUAL, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-4), ("tf32", 0.2), ("bf16", 0.4)])
+def test_training_is_that_of_a_cpu(name: str, sizes: list[int], precision: str, bound: float) -> None:
+    """Four rounds: run, recorded, and twice replayed. A client's bound is on the way its model has gone; rounding turns
+    some maxima of a convolutional net around, so the median client is held to it, and nobody may go another way."""
+    on_gpu = cohort_of(name, sizes, "cuda", precision)
+    assert isinstance(on_gpu.program, Explicit)
+    right = rounds(cohort_of(name, sizes, "cpu", "float64"), 4)
+    errors = (rounds(on_gpu, 4) - right).norm(dim=1) / right.norm(dim=1)
+    assert float(errors.median()) < bound
+    assert float(errors.max()) < max(0.5, bound)
+    assert on_gpu._replay is not None
+    assert on_gpu._replay.trouble is None
+
+
+def test_any_module_is_trained_and_replayed_too() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3))
+
+    def cohort(device: str, precision: str) -> Cohort:
+        data = make_federation(RAGGED, (2, 6, 6))
+        return Cohort(data, initial_model(make, 0), SETTINGS, device=device, precision=precision)
+
+    on_gpu = cohort("cuda", "float32")
+    assert isinstance(on_gpu.program, Derived)
+    assert on_gpu.notice is not None
+    right = rounds(cohort("cpu", "float64"), 4)
+    assert float((rounds(on_gpu, 4) - right).norm() / right.norm()) < 1e-4
+
+
+def test_losses_and_mixing_are_those_of_a_cpu() -> None:
+    found = {}
+    for device, precision in (("cuda", "float32"), ("cpu", "float64")):
+        cohort = cohort_of("cnn", RAGGED, device, precision)
+        cohort.train(1)
+        peers = Peers(6, cohort, InProcess())
+        ids = torch.tensor([[1, 2], [0, -1], [5, 4], [-1, -1], [3, 0], [2, 1]], device=cohort.device)
+        peers.publish(1, weights=cohort.weights)
+        pool = peers.pull(1, ids)
+        losses = cohort.losses(pool, ids)
+        cohort.mix(pool, ids)
+        found[device] = losses.cpu(), cohort.weights.cpu().double()
+    torch.testing.assert_close(found["cuda"][0], found["cpu"][0], rtol=1e-3, atol=1e-4, equal_nan=True)
+    torch.testing.assert_close(found["cuda"][1], found["cpu"][1], rtol=1e-3, atol=1e-4)
+
+
+def test_a_client_that_diverges_is_put_back_and_nobody_uses_it() -> None:
+    cohort = cohort_of("mlp", EQUAL, "cuda", "float32")
+    cohort._train_x[cohort.data.train.starts[2]] = torch.nan
+    before = cohort.weights.clone()
+    cohort.train(1)
+    assert cohort.round.quarantined.nonzero().flatten().tolist() == [2]
+    assert torch.equal(cohort.weights[2], before[2])
+    peers = Peers(6, cohort, InProcess())
+    peers.publish(1, weights=cohort.weights)
+    ids = torch.tensor([[2], [2], [0], [2], [2], [2]], device="cuda")
+    assert (peers.pull(1, ids).rows(ids) >= 0).flatten().tolist() == [False, False, True, False, False, False]
