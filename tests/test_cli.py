@@ -20,6 +20,7 @@ import pytest
 import tomli_w
 import torch
 from PIL import Image
+from rich.console import Console
 
 import kinfolk
 from conftest import tiny_experiment
@@ -312,7 +313,7 @@ def test_tables_fit_eighty_columns(command: Command, monkeypatch: pytest.MonkeyP
     for words in (["show", "both"], ["show", "both/random-seed0"], ["data", "ls"]):
         wide = command(*words).out
         with monkeypatch.context() as terminal:
-            terminal.setattr(cli, "_console", lambda: cli.Console(highlight=False, width=80))
+            terminal.setattr("kinfolk.commands.terminal.console", lambda: Console(highlight=False, width=80))
             narrow = command(*words).out
         assert "…" not in narrow
         for line in narrow.splitlines():

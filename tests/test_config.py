@@ -157,6 +157,9 @@ def test_a_file_is_found_by_path_or_by_the_name_it_is_shipped_under(tmp_path: Pa
         "run.shards=3",
         "run.device=auto",
         "run.chunk=2",
+        "run.watch=[0]",
+        "run.watch_rounds=[1]",
+        "run.watch_all=true",
     ],
 )
 def test_identity_does_not_change_with_how_long_or_where(override: str) -> None:
@@ -178,6 +181,8 @@ def test_identity_does_not_change_with_how_long_or_where(override: str) -> None:
         "method.neighbors=3",
         "method.name=fixed",
         "faults.loss=0.1",
+        "peers.reachable=3",
+        "peers.reachable_from=links.csv",
     ],
 )
 def test_identity_changes_with_everything_that_changes_the_numbers(override: str) -> None:

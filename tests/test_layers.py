@@ -13,21 +13,29 @@ BOTTOM = {"errors", "settings", "version", "randomness"}
 # Each room and the rooms it may look into (itself and the bottom layer always).
 MAY_IMPORT = {
     "data": set(),
-    "models": set(),
+    "kernels": set(),
+    "models": {"kernels"},
     "peers": set(),
-    "cohort": {"data", "models", "peers.base"},
+    "cohort": {"data", "kernels", "models", "peers.base"},
+    "bench": {"cohort", "models", "peers", "data"},
     "matching": {"cohort", "peers.base"},
     "methods": {"matching", "cohort", "peers.base", "data"},
     "metrics": set(),
     "runs": set(),
     "report": {"runs"},
+    "measures": {"experiment"},
+    "studies": {"config", "measures"},
+    "pictures": {"studies", "measures", "experiment", "matching", "report", "runs"},
+    "carry": {"studies", "pictures", "measures", "config", "experiment", "runs"},
+    "reproduce": {"carry", "studies", "pictures", "measures", "comparison", "config", "experiment", "report", "runs"},
     "engines": {"cohort", "peers", "data", "metrics"},
     "config": {"methods", "models", "cohort", "data", "peers"},
-    "experiment": {"config", "engines", "metrics", "models", "cohort", "data", "runs"},
+    "records": {"config", "engines", "metrics"},
+    "experiment": {"config", "engines", "metrics", "records", "models", "cohort", "data", "peers", "runs"},
     "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "runs"},
     "progress": {"config", "experiment"},
 }
-FREE = {"__init__", "__main__", "cli"}  # the public surface and the command line may use everything
+FREE = {"__init__", "__main__", "cli", "commands"}  # the public surface and the command line may use everything
 
 
 def imports(path: Path) -> set[str]:

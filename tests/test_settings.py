@@ -14,9 +14,10 @@ from kinfolk.config import Data, Run
 from kinfolk.data.partition import SPLITS
 from kinfolk.errors import UserError, nearest
 from kinfolk.peers.faults import Faults
+from kinfolk.peers.reach import Access
 from kinfolk.settings import build, describe, setting
 
-ALL = [Data, Run, Training, Faults, *SPLITS.values(), *(methods.find(name) for name in methods.names())]
+ALL = [Data, Run, Training, Access, Faults, *SPLITS.values(), *(methods.find(name) for name in methods.names())]
 
 
 @dataclass(frozen=True)
@@ -114,3 +115,18 @@ def test_settings_are_described_in_the_words_of_an_experiment_file() -> None:
 def test_the_nearest_word_is_offered_or_else_the_list() -> None:
     assert nearest("rotatoin", ["rotation", "iid"]) == "did you mean 'rotation'?"
     assert nearest("xyz", ["rotation", "iid"]) == "known: iid, rotation"
+
+
+def test_a_setting_can_be_a_list_and_every_entry_is_checked() -> None:
+    @dataclass(frozen=True)
+    class Many:
+        ids: list[int] = setting([], "which ones", ge=0)
+
+    assert build(Many, {"ids": [3, 0]}, "many").ids == [3, 0]
+    assert build(Many, {}, "many").ids == []
+    assert Many().ids is not Many().ids
+    assert describe(Many) == [("ids", "list of int", "[]", "which ones")]
+    with pytest.raises(UserError, match=r"'many.ids' = \[1, -2\]: must be at least 0"):
+        build(Many, {"ids": [1, -2]}, "many")
+    with pytest.raises(UserError, match=r"'many.ids' = 3: input should be a valid list"):
+        build(Many, {"ids": 3}, "many")

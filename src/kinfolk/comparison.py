@@ -12,7 +12,7 @@ import numpy as np
 from kinfolk.config import Config, read, resolve
 from kinfolk.data.federation import Federation
 from kinfolk.errors import UserError
-from kinfolk.experiment import Observer, Result, load_federation, read_result, resume, run
+from kinfolk.experiment import Observer, Result, clip, load_federation, read_result, resume, run
 from kinfolk.methods import find
 from kinfolk.metrics import helped_and_hurt
 from kinfolk.models import Factory
@@ -91,7 +91,7 @@ def compare(
         raise UserError(f"{folder} holds a single run, not a comparison; choose another --out")
     cells = {name: [config.with_method(name).with_run(seed=seed) for seed in numbers] for name in plan}
     runs = {
-        name: [_one(cell, folder / f"{name}-seed{cell.run.seed}", data, model, observer) for cell in column]
+        name: [complete(cell, folder / f"{name}-seed{cell.run.seed}", data, model, observer) for cell in column]
         for name, column in cells.items()
     }
     comparison = Comparison(folder, [_row(name, results, runs.get("local")) for name, results in runs.items()], runs)
@@ -101,16 +101,24 @@ def compare(
     return comparison
 
 
-def _one(config: Config, path: Path, data: Federation | None, model: Factory | None, observer: Observer) -> Result:
+def complete(
+    config: Config,
+    path: Path,
+    data: Federation | None = None,
+    model: Factory | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """The finished run of `config` at `path`: run now, gone on with, or taken as it is."""
     if not path.exists():
         return run(config, data=data, model=model, out=path, observer=observer)
     found = RunFolder.open(path)
     before = resolve(found.config())
-    if data is None and (before.identity() != config.identity() or before.run.rounds != config.run.rounds):
+    asked, _ = clip(config, before.data.clients)  # what is kept is what was really used
+    if data is None and (before.identity() != asked.identity() or before.run.rounds != config.run.rounds):
         raise UserError(f"{path} holds another experiment: choose another --out")
     if found.status().state == "finished":
         return read_result(path)
-    return resume(path, data=data, model=model, observer=observer)
+    return resume(path, data=data, model=model, device=config.run.device, observer=observer)
 
 
 def _has_clusters(config: Config, data: Federation | None) -> bool:

@@ -19,6 +19,7 @@ from kinfolk.cohort.training import Training
 from kinfolk.data.partition import SPLITS
 from kinfolk.errors import UserError, nearest
 from kinfolk.peers.faults import Faults
+from kinfolk.peers.reach import Access
 from kinfolk.settings import build, check_type, setting
 
 
@@ -44,8 +45,13 @@ class Run:
     engine: Literal["inprocess", "sharded"] = setting("inprocess", "one cohort, or several in one process")
     shards: int = setting(2, "cohorts of the sharded engine", ge=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    precision: Literal["float32", "float64"] = setting("float32", "of weights and training")
+    precision: Literal["float32", "float64", "tf32", "bf16"] = setting(
+        "float32", "of training; tf32 and bf16 keep float32 weights and round factors (tf32: on a GPU only)"
+    )
     chunk: int | None = setting(None, "clients trained at once; none: what fits the cache or the GPU", ge=1)
+    watch: list[int] = setting([], "clients whose similarities with others go into similarity.csv", ge=0)
+    watch_rounds: list[int] = setting([], "rounds in which they are watched; []: every evaluated round", ge=1)
+    watch_all: bool = setting(False, "compare the watched with all they can reach, as only an observer could")
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Config:
     model_options: dict[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
     method: Any = field(default_factory=lambda: methods.find("local")())
+    peers: Access = field(default_factory=Access)
     faults: Faults = field(default_factory=Faults)
     run: Run = field(default_factory=Run)
 
@@ -76,6 +83,7 @@ class Config:
                 "model": {"name": self.model, **self.model_options},
                 "training": dataclasses.asdict(self.training),
                 "method": {"name": self.method_name, **dataclasses.asdict(self.method)},
+                "peers": dataclasses.asdict(self.peers),
                 "faults": dataclasses.asdict(self.faults),
                 "run": dataclasses.asdict(self.run),
             }
@@ -85,8 +93,10 @@ class Config:
         """A hash of everything that changes the numbers: not how long, nor where it is computed."""
         sections = self.sections()
         sections.pop("name")
-        for key in ("rounds", "evaluate_every", "checkpoint_every", "engine", "shards", "device", "chunk"):
+        for key in HOW:
             sections["run"].pop(key, None)
+        if not sections["peers"]:
+            sections.pop("peers")
         return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
 
     def with_method(self, name: str, **settings: Any) -> Config:
@@ -104,12 +114,21 @@ class Config:
 
 # Overrides that choose among kinds come first, so that settings of the new kind can be given in any order.
 CHOICES = ("method.name", "model.name", "data.split.kind")
+# What of [run] says how long, where and how closely watched, and changes no number.
+HOW = (
+    *("rounds", "evaluate_every", "checkpoint_every", "engine", "shards", "device", "chunk"),
+    *("watch", "watch_rounds", "watch_all"),
+)
 PLAIN = {"bool": bool, "int": int, "float": float, "str": str}  # annotations of model options that are checked
-SECTIONS = {"name": str, "data": dict, "model": dict, "training": dict, "method": dict, "faults": dict, "run": dict}
+SECTIONS = {"name": str} | dict.fromkeys(("data", "model", "training", "method", "peers", "faults", "run"), dict)
 
 
-def read(source: str | Path | dict[str, Any], overrides: Iterable[str] = ()) -> Config:
-    """An experiment from a file, the name of a shipped one, or a dict; `overrides` are "section.key=value"."""
+def read(source: str | Path | dict[str, Any], overrides: Iterable[str] = (), *more: Iterable[str]) -> Config:
+    """An experiment from a file, the name of a shipped one, or a dict; `overrides` are "section.key=value".
+
+    `more` overrides are applied after them, one group after another: a method that a later group chooses takes over
+    what it knows of the settings before.
+    """
     if isinstance(source, dict):
         sections, name = json.loads(json.dumps(source)), "experiment"
     else:
@@ -121,9 +140,12 @@ def read(source: str | Path | dict[str, Any], overrides: Iterable[str] = ()) -> 
             raise UserError(f"{path} is not valid TOML: {error}") from None
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        if "study" in sections:
+            raise UserError(f"{source} is a study of many runs, not one experiment: kinfolk reproduce {source}")
     changed = copy.deepcopy(sections)
-    for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() not in CHOICES):
-        _override(changed, override)
+    for group in (overrides, *more):
+        for override in sorted(group, key=lambda text: text.partition("=")[0].strip() not in CHOICES):
+            _override(changed, override)
     try:
         return resolve({"name": name, **changed})
     except UserError as error:
@@ -159,6 +181,7 @@ def resolve(sections: dict[str, Any]) -> Config:
         model_options=model,
         training=build(Training, dict(sections.get("training", {})), "training"),
         method=build(methods.find(str(method.pop("name", "local"))), method, "method"),
+        peers=build(Access, dict(sections.get("peers", {})), "peers"),
         faults=build(Faults, dict(sections.get("faults", {})), "faults"),
         run=build(Run, dict(sections.get("run", {})), "run"),
     )
@@ -180,14 +203,24 @@ def locate(source: str | Path) -> Path:
         if not path.is_file():
             raise UserError(f"no experiment file '{source}' (shipped ones: {', '.join(shipped())})")
         return path
-    known = shipped()
+    known = shipped_files()
     if str(source) not in known:
-        raise UserError(f"no file and no shipped experiment '{source}': {nearest(str(source), known)}")
+        raise UserError(f"no file and no shipped experiment '{source}': {nearest(str(source), shipped())}")
     return known[str(source)]
 
 
 def shipped() -> dict[str, Path]:
     """Name -> file of the experiments that come with kinfolk."""
+    return {name: path for name, path in shipped_files().items() if not is_study(path)}
+
+
+def is_study(path: Path) -> bool:
+    """Whether a file describes many runs (see `studies.py`): its key `study` begins a line."""
+    return any(line.startswith("study =") for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def shipped_files() -> dict[str, Path]:
+    """Name -> file of every experiment and study that comes with kinfolk."""
     inside = Path(str(resources.files("kinfolk"))) / "experiments"
     folder = inside if inside.is_dir() else Path(__file__).parents[2] / "experiments"  # a source checkout
     return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.toml"))}

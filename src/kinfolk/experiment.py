@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import signal
 import threading
 import time
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kinfolk import engines, metrics, models
+from kinfolk import engines, metrics, models, records
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
+from kinfolk.cohort.watch import Watching
 from kinfolk.config import Config, read, resolve
 from kinfolk.data import catalog
 from kinfolk.data.federation import Federation
@@ -27,10 +26,12 @@ from kinfolk.data.formats import Dataset
 from kinfolk.data.partition import Labels, Split
 from kinfolk.errors import UserError
 from kinfolk.models import Factory
+from kinfolk.peers.reach import Network, PairNetwork
 from kinfolk.runs import checkpoint
-from kinfolk.runs.folder import RunFolder, free_path
+from kinfolk.runs.folder import REACHABLE, RunFolder, free_path
 
 CHECKPOINT_SECONDS = 30.0  # between checkpoints when no number of rounds is given
+FETCH_ROUNDS = 16  # rounds between fetching who mixed with whom from the device
 
 
 class Observer:
@@ -42,6 +43,9 @@ class Observer:
         """Round t is done; `row` holds the metrics if it was evaluated."""
 
     def notice(self, text: str) -> None: ...
+
+    def cell(self, number: int, of: int, name: str) -> None:
+        """Of the `of` runs of a study, number `number` comes next."""
 
     def finished(self, result: Result) -> None: ...
 
@@ -106,6 +110,8 @@ def run(
     path = free_path(default_folder(config)) if out is None else Path(out)
     facts = {"device": device_name(device), "custom_data": data is not None, "custom_model": model is not None}
     with RunFolder.create(path, config.sections(), facts) as folder:
+        if isinstance(parts.network, PairNetwork):
+            folder.write_reachable(parts.network.csv())
         return _rounds(config, engine, folder, 0, 0.0, observer)
 
 
@@ -139,7 +145,7 @@ def resume(
             observer.notice(f"{folder} is finished; `--rounds N` makes it longer")
             return read_result(Path(folder))
         where = find_device(device or config.run.device)
-        parts, config = _prepare(config, where, data, model, observer)
+        parts, config = _prepare(config, where, data, model, observer, opened.path / REACHABLE)
         engine = _engine(parts, config)
         done, seconds = 0, 0.0
         if checkpoint.rounds(opened.checkpoints):
@@ -188,7 +194,7 @@ def device_name(device: torch.device) -> str:
 
 def load_split(config: Config) -> tuple[Dataset, Split]:
     """The data set of an experiment and who holds which of its samples."""
-    dataset = catalog.load(config.data.name)
+    dataset = catalog.shared(config.data.name)
     labels = Labels(dataset.train.y, dataset.test.y, dataset.classes, dataset.train.user, dataset.test.user)
     data = config.data
     return dataset, config.split.divide(labels, data.clients, data.train, data.test, config.run.seed)
@@ -201,12 +207,20 @@ def load_federation(config: Config) -> Federation:
 
 
 def _prepare(
-    config: Config, device: torch.device, data: Federation | None, model: Factory | None, observer: Observer
+    config: Config,
+    device: torch.device,
+    data: Federation | None,
+    model: Factory | None,
+    observer: Observer,
+    reachable: Path | None = None,
 ) -> tuple[engines.Parts, Config]:
+    """What the engine is built from; `reachable` is the run's own copy of who can reach whom, once it has one."""
     federation = load_federation(config) if data is None else data
     for note in federation.notes:
         observer.notice(note)
-    config, notices = _clip(config, federation.clients)
+    config, notices = clip(config, federation.clients)
+    network, more = _network(config, federation.clients, reachable)
+    notices += more
     if hasattr(config.method, "notices"):
         notices += config.method.notices()
     for notice in notices:
@@ -227,17 +241,28 @@ def _prepare(
         "precision": config.run.precision,
         "chunk": config.run.chunk,
     }
-    return engines.Parts(federation, build, config.method, config.faults, settings), config
+    watching = Watching(tuple(config.run.watch), tuple(config.run.watch_rounds), config.run.watch_all)
+    watching.check(federation.clients)
+    return engines.Parts(federation, build, config.method, config.faults, settings, watching, network), config
 
 
-def _clip(config: Config, n: int) -> tuple[Config, list[str]]:
-    """Nobody has more than n - 1 peers: settings that ask for more are lowered, with a notice."""
+def _network(config: Config, n: int, kept: Path | None) -> tuple[Network | None, list[str]]:
+    """Who can reach whom (None: everybody), and what the user should know of it."""
+    network, notices = config.peers.network(n, config.run.seed, kept)
+    if network is not None and getattr(config.method, "server", False):
+        return None, [f"method '{config.method_name}' has a server that reaches everybody: [peers] is ignored"]
+    return network, notices
+
+
+def clip(config: Config, n: int) -> tuple[Config, list[str]]:
+    """Nobody has more than n - 1 peers, or can reach more: settings that ask for more are lowered, with a notice."""
     notices = []
-    method, most = config.method, max(1, n - 1)  # alone, a client asks for one peer and gets none
+    others = n - 1 if config.peers.reachable is None else min(n - 1, config.peers.reachable)
+    method, most = config.method, max(1, others)  # alone, a client asks for one peer and gets none
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
         if field.metadata.get("peers") and value is not None and value > most:
-            notices.append(f"method.{field.name} = {value}, but a client has only {n - 1} peers: using {most}")
+            notices.append(f"method.{field.name} = {value}, but a client has only {others} peers: using {most}")
             method = dataclasses.replace(method, **{field.name: most})
     return dataclasses.replace(config, method=method), notices
 
@@ -257,6 +282,8 @@ def _rounds(
     """Rounds done+1 .. T. `seconds` is what the rounds so far took."""
     total = config.run.rounds
     observer.started(config, folder.path, done, str(engine.shards[0].cohort.device))
+    if (notice := engine.shards[0].cohort.notice) is not None:
+        observer.notice(notice)
     clusters = engine.shards[0].cohort.clusters
     known = None if clusters is None else clusters.cpu().numpy()
     begin = time.perf_counter() - seconds
@@ -265,11 +292,14 @@ def _rounds(
         for t in range(done + 1, total + 1):
             evaluate = t % config.run.evaluate_every == 0 or t in (1, total)
             engine.step(t, evaluate)
-            edges = engines.edges(engine)
-            folder.graph.add(t, edges.client, edges.neighbor, edges.weight)
+            if evaluate or t % FETCH_ROUNDS == 0:
+                edges = _fetch_edges(folder, engine)
+            if seen := engines.seen(engine):
+                folder.append_similarity(t, seen)
             row = None
             if evaluate:
-                row = _measure(t, engines.results(engine), edges, known, time.perf_counter() - begin)
+                results = engines.results(engine)
+                row = records.measure(t, results, edges, known, config.method, time.perf_counter() - begin)
                 folder.append_metrics(row)
             observer.round(t, row)
             due = time.perf_counter() - saved_at > CHECKPOINT_SECONDS
@@ -280,74 +310,30 @@ def _rounds(
                 saved_at, saved = time.perf_counter(), t
             if stop.is_set() and t < total:
                 raise Interrupted(folder.path, saved)
+    if config.run.watch and not folder.has_similarity():
+        observer.notice("run.watch: in the rounds watched the method compared no models: there is no similarity.csv")
     final = engines.results(engine)
-    _write_clients(folder, final, known, engine)
+    folder.write_clients(records.clients(final, known, engine))
     history = folder.metrics()
-    folder.finish(_summary(history, config))
+    folder.finish(records.summary(history, config))
     result = read_result(folder.path)
     observer.finished(result)
     return result
 
 
+def _fetch_edges(folder: RunFolder, engine: engines.Engine) -> metrics.Edges:
+    """Put down who mixed with whom in the rounds since the last time; the edges of the last of them."""
+    last = metrics.Edges.none()
+    for t, last in engines.edges(engine):
+        folder.graph.add(t, last.client, last.neighbor, last.weight)
+    return last
+
+
 def _save(folder: RunFolder, config: Config, t: int, engine: engines.Engine, seconds: float) -> None:
+    _fetch_edges(folder, engine)
     folder.graph.flush()
     facts = {"config": config.identity(), "seconds": seconds}
     checkpoint.save(folder.checkpoints, t, engines.snapshot(engine), facts)
-
-
-def _measure(
-    t: int, results: engines.Results, edges: metrics.Edges, clusters: np.ndarray | None, seconds: float
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"round": t, **metrics.spread(results.accuracy)}
-    row["before_mixing"] = metrics.spread(results.before_mixing)["accuracy"]
-    row["loss"] = float(np.nanmean(results.loss)) if np.isfinite(results.loss).any() else math.nan
-    if results.neighbors is not None:
-        edges = metrics.Edges.of_lists(results.neighbors)
-    if clusters is not None and edges.client.size:
-        row |= metrics.matching(edges, clusters)
-    if clusters is not None and results.clusters is not None:
-        row["ari"] = metrics.cluster_ari(results.clusters, clusters)
-    row["models_received"] = int(results.models_received.sum())
-    row["bytes_received"] = int(results.bytes_received.sum())
-    row["peak_received"] = int(results.peak_received.max())
-    row["quarantined"] = int(results.quarantined.sum())
-    row["seconds"] = round(seconds, 3)
-    return row
-
-
-def _write_clients(
-    folder: RunFolder, results: engines.Results, clusters: np.ndarray | None, engine: engines.Engine
-) -> None:
-    train = torch.cat([shard.cohort.data.train.sizes for shard in engine.shards])
-    test = torch.cat([shard.cohort.data.test.sizes for shard in engine.shards])
-    rows = []
-    for i in range(results.accuracy.size):
-        rows.append(
-            {
-                "client": i,
-                "cluster": None if clusters is None else int(clusters[i]),
-                "train_samples": int(train[i]),
-                "test_samples": int(test[i]),
-                "accuracy": float(results.accuracy[i]),
-                "loss": float(results.loss[i]),
-                "before_mixing": float(results.before_mixing[i]),
-                "models_received": int(results.models_received[i]),
-                "bytes_received": int(results.bytes_received[i]),
-                "quarantined": int(results.quarantined[i]),
-            }
-        )
-    folder.write_clients(rows)
-
-
-def _summary(history: list[dict[str, Any]], config: Config) -> dict[str, Any]:
-    best = max(history, key=lambda row: row["accuracy"] if row["accuracy"] is not None else -1.0)
-    return {
-        "method": config.method_name,
-        "seed": config.run.seed,
-        **history[-1],
-        "best_accuracy": best["accuracy"],
-        "best_round": best["round"],
-    }
 
 
 @contextmanager

@@ -23,14 +23,15 @@ class Reporter(Observer):
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.live: Progress | None = None
-        self.label = ""
+        self.title = self.label = ""
         self.folder: Path | None = None  # of the run that goes on
         self.total = self.first = 0
         self.accuracy = ""
+        self.told: set[str] = set()
         self.began = self.spoke = 0.0
 
     def started(self, config: Config, folder: Path, first: int, device: str) -> None:
-        self.label = f"{config.method_name} seed {config.run.seed}"
+        self.label = self.title or f"{config.method_name} seed {config.run.seed}"
         self.folder = folder
         self.total, self.first, self.accuracy = config.run.rounds, first, ""
         self.began = self.spoke = time.monotonic()
@@ -65,7 +66,13 @@ class Reporter(Observer):
             self.spoke = now
             self._say(f"{self.label}: round {t}/{self.total}  {self.accuracy}  {self._time(t)}")
 
+    def cell(self, number: int, of: int, name: str) -> None:
+        self.title = f"{number}/{of} {name}"
+
     def notice(self, text: str) -> None:
+        if text in self.told:  # the runs of a comparison or a study mostly have the same to say
+            return
+        self.told.add(text)
         self.console.print(f"[yellow]note:[/yellow] {escape(text)}", soft_wrap=True)
 
     def finished(self, result: Result) -> None:

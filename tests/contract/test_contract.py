@@ -13,6 +13,7 @@ from conftest import tiny_experiment
 from kinfolk import methods
 from kinfolk.config import read
 from kinfolk.experiment import resume
+from kinfolk.peers.reach import RandomNetwork
 from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder
 from kinfolk.runs.graph import read_graph
@@ -20,7 +21,10 @@ from kinfolk.settings import describe
 
 METHODS = [name for name in methods.names() if methods.find(name).__module__.startswith("kinfolk.")]
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
-STEADY = ("accuracy", "loss", "worst10", "before_mixing", "models_received", "bytes_received", "quarantined")
+STEADY = (
+    *("accuracy", "loss", "worst10", "before_mixing", "quarantined"),
+    *("models_received", "vectors_received", "bytes_received", "nominal_models"),
+)
 
 
 def run(method: str, out: str, **sections: Any) -> kinfolk.Result:
@@ -103,6 +107,41 @@ def test_it_resumes_bit_exactly(method: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_it_survives_lost_answers_and_absent_clients(method: str) -> None:
     result = run(method, "a", faults={"loss": 0.9, "absent": 0.5, "absent_rounds": 2})
     assert torch.isfinite(result.weights()).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nobody_averages_with_a_peer_out_of_reach(method: str) -> None:
+    sections: dict[str, Any] = {"peers": {"reachable": 3}, "faults": {"loss": 0.1}}
+    one = run(method, "one", run={"precision": "float64", "rounds": 5}, **sections)
+    many = run(method, "many", run={"precision": "float64", "rounds": 5, "engine": "sharded", "shards": 3}, **sections)
+    assert torch.isfinite(one.weights()).all()
+    assert (one.weights() - many.weights()).abs().max() <= 1e-10
+    assert np.array_equal(graph(one)[:3], graph(many)[:3])
+    lists = RandomNetwork(8, 3, seed=0).reach(torch.arange(8)).at(1)
+    found = read_graph(one.folder)
+    for client, neighbor in zip(found.client, found.neighbor):
+        assert lists.contains(torch.full((8, 1), int(neighbor)))[client]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_anybody_in_reach_it_is_local_training(method: str) -> None:
+    alone = run(method, "alone", peers={"reachable": 0})
+    if getattr(methods.find(method), "server", False):
+        assert torch.equal(alone.weights(), run(method, "free").weights())  # the server reaches everybody
+    else:
+        assert torch.equal(alone.weights(), run("local", "local").weights())
+        assert alone.summary["models_received"] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_it_should_cost_is_logged_beside_what_it_did_cost(method: str) -> None:
+    result = run(method, "a")
+    for row in result.metrics:
+        assert row["vectors_received"] >= row["models_received"] >= row["peak_received"] >= 0
+        if method != "centralized":  # moves data, not models
+            assert isinstance(row["nominal_models"], int)
+            assert row["nominal_models"] >= row["models_received"]
+            assert 0 <= row["nominal_peak"] <= 2 * 8
 
 
 @pytest.mark.parametrize("method", METHODS)

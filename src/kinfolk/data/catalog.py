@@ -10,6 +10,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from kinfolk.errors import UserError, nearest
 
 LOCAL = "files in the data folder"
 DOWNLOADS = "download"  # subfolder for files on their way
+_KEPT: dict[str, Any] = {}  # the last set that `shared` gave, and the state of its files
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,23 @@ def load(name: str, root: Path | None = None) -> Dataset:
         raise UserError(_not_here(wanted, root / name))
     _check(wanted, arrays, base, str(root / name))
     return _dataset(wanted, arrays, base)
+
+
+def shared(name: str) -> Dataset:
+    """What `load` gives, for reading only, kept until another set is asked for or its files change."""
+    manifest = data_root() / name / store.MANIFEST
+    state = (str(manifest), manifest.stat().st_mtime_ns if manifest.is_file() else 0)
+    if not state[1] and not entry(name).embedded:
+        return load(name)  # decoded from raw files that nothing tells the state of, or refused
+    if _KEPT.get("state") != state:
+        dataset = load(name)
+        for part in (dataset.train, dataset.test):
+            for array in (part.x, part.y, part.user):
+                if array is not None:
+                    array.flags.writeable = False
+        _KEPT.update(state=state, dataset=dataset)
+    kept: Dataset = _KEPT["dataset"]
+    return kept
 
 
 def get(name: str, root: Path | None = None, progress: Progress | None = None) -> Path:

@@ -84,15 +84,14 @@ class Federation:
     @classmethod
     def from_split(cls, dataset: Dataset, split: Split, scale: str) -> Federation:
         """Hand out a data set's samples as `split` says, turned and relabelled where it says so."""
-        x = np.concatenate([dataset.train.x, dataset.test.x])
         y = np.concatenate([dataset.train.y, dataset.test.y])
-        shift, spread = _scaling(dataset.train.x, scale)
+        shift, spread = _scaling(dataset, scale)
         parts = []
         for indices in (split.train, split.test):
             sizes = torch.tensor([len(i) for i in indices])
             rows = np.concatenate(indices) if len(indices) else np.zeros(0, dtype=np.int64)
             owner = np.repeat(np.arange(len(indices)), sizes.numpy())
-            pixels = _turned(x[rows], split.quarter_turns, owner)
+            pixels = _turned(_samples(dataset, rows), split.quarter_turns, owner)
             scaled = (torch.from_numpy(pixels).to(torch.float32) - shift) / spread
             labels = y[rows] if split.swaps is None else exchange(y[rows], split.swaps[owner])
             parts.append(Part(scaled, torch.from_numpy(labels), _starts(sizes), sizes))
@@ -139,14 +138,22 @@ def _starts(sizes: Tensor) -> Tensor:
     return sizes.cumsum(0) - sizes
 
 
-def _scaling(x: np.ndarray, scale: str) -> tuple[Tensor, Tensor]:
+def _samples(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
+    """The samples in `rows`, which count on from the training set into the test set; only these are read."""
+    count = len(dataset.train)
+    x = np.empty((len(rows), *dataset.shape), dtype=np.result_type(dataset.train.x, dataset.test.x))
+    x[rows < count] = dataset.train.x[rows[rows < count]]
+    x[rows >= count] = dataset.test.x[rows[rows >= count] - count]
+    return x
+
+
+def _scaling(dataset: Dataset, scale: str) -> tuple[Tensor, Tensor]:
     """(shift, spread) per channel, so that (pixel - shift) / spread is what the models see."""
+    x = dataset.train.x
     if scale == "unit":
         return torch.tensor(0.0), torch.tensor(255.0 if x.dtype == np.uint8 else 1.0)
-    axes = tuple(axis for axis in range(x.ndim) if axis != 1) if x.ndim > 2 else None
-    shape = (-1,) + (1,) * (x.ndim - 2) if axes else ()
-    mean, std = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
-    as_tensor = [torch.as_tensor(np.asarray(v), dtype=torch.float32).reshape(shape) for v in (mean, std)]
+    shape = (-1,) + (1,) * (x.ndim - 2) if x.ndim > 2 else ()
+    as_tensor = [torch.as_tensor(value, dtype=torch.float32).reshape(shape) for value in dataset.moments]
     return as_tensor[0], as_tensor[1].clamp(min=1e-8)
 
 

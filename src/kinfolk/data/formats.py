@@ -13,6 +13,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -75,6 +76,13 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample, e.g. (C, H, W)."""
         return tuple(self.train.x.shape[1:])
+
+    @cached_property
+    def moments(self) -> tuple[Array, Array]:
+        """(mean, standard deviation) of the training samples: of each channel of an image, else of all values."""
+        x = self.train.x
+        axes = tuple(axis for axis in range(x.ndim) if axis != 1) if x.ndim > 2 else None
+        return np.asarray(x.mean(axis=axes, dtype=np.float64)), np.asarray(x.std(axis=axes, dtype=np.float64))
 
 
 def check_labels(y: Array, classes: int, where: object) -> None:

@@ -66,14 +66,18 @@ def append_line(path: Path, text: str, *, sync: bool = False) -> None:
     """Append one line; after an error the file ends where it ended before."""
     if "\n" in text:
         raise ValueError("a line cannot hold a line break")
-    line = text.encode() + b"\n"
+    append(path, text.encode() + b"\n", sync=sync)
+
+
+def append(path: Path, content: bytes, *, sync: bool = False) -> None:
+    """Append whole lines; after an error the file ends where it ended before."""
     is_new = not path.exists()
     with open(path, "ab", buffering=0) as file:
         start = file.seek(0, os.SEEK_END)
         try:
             written = 0
-            while written < len(line):  # a disk that fills up takes the first part and refuses the rest
-                written += file.write(line[written:])
+            while written < len(content):  # a disk that fills up takes the first part and refuses the rest
+                written += file.write(content[written:])
             if sync:
                 os.fsync(file.fileno())
         except BaseException:
@@ -82,6 +86,12 @@ def append_line(path: Path, text: str, *, sync: bool = False) -> None:
             raise
     if sync and is_new:
         sync_folder(path.parent)
+
+
+def truncate_line(path: Path) -> None:
+    """Cut off a last line that has no end: its writer was killed."""
+    if path.exists() and not (lines := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, lines.rfind(b"\n") + 1)
 
 
 def sync_folder(folder: Path) -> None:

@@ -30,14 +30,17 @@ from kinfolk.runs.files import (
     sweep,
     sync_folder,
     temporary_for,
+    truncate_line,
     write_atomically,
     write_synced,
 )
 from kinfolk.runs.graph import PARTS, GraphLog
+from kinfolk.runs.similarity import SimilarityLog
 from kinfolk.runs.tables import from_csv, to_csv
 from kinfolk.version import __version__
 
 CONFIG, METRICS, CLIENTS, SUMMARY = "config.toml", "metrics.jsonl", "clients.csv", "summary.json"
+REACHABLE = "reachable.csv"
 
 
 class Status(NamedTuple):
@@ -59,6 +62,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoint"
         self.graph = GraphLog(path)
+        self._similarity = SimilarityLog(path)
         self._lock = lock
 
     @classmethod
@@ -148,6 +152,15 @@ class RunFolder:
             rows.append(row)
         return rows
 
+    def append_similarity(self, round: int, columns: Mapping[str, Any]) -> None:
+        """Add what watched clients saw in a round (see `SimilarityLog.add`). On the disk when this returns."""
+        with self._writing(self._similarity.path):
+            self._similarity.add(round, columns)
+
+    def has_similarity(self) -> bool:
+        """Whether anything that watched clients saw has been kept."""
+        return self._similarity.path.exists()
+
     def truncate_metrics(self, round: int) -> None:
         """Drop the evaluations after `round`."""
         rows = self.metrics()
@@ -156,10 +169,15 @@ class RunFolder:
             self._replace(METRICS, "".join(strict_json(row) + "\n" for row in kept))
 
     def rewind(self, round: int) -> None:
-        """Bring metrics and graph back to the checkpoint of `round`, before the run goes on from there."""
+        """Bring metrics, graph and similarities back to the checkpoint of `round`, before it goes on from there."""
         with self._writing(self.path):
             self.truncate_metrics(round)
             self.graph.truncate(round)
+            self._similarity.truncate(round)
+
+    def write_reachable(self, table: str) -> None:
+        """Keep a copy of the file that says who can reach whom, for when the run is resumed."""
+        self._replace(REACHABLE, table)
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace the table of per-client results; its columns are the keys of the rows."""
@@ -213,15 +231,14 @@ class RunFolder:
         return explained(lambda error: checkpoint.write_error(self.path, path, error, saved))
 
     def _take(self) -> None:
-        """Lock the run and clear away what a killed process left: temporary files, half a line of metrics."""
-        metrics = self.path / METRICS
+        """Lock the run and clear away what a killed process left: temporary files, half a line."""
         with self._explained(self.path), contextlib.ExitStack() as undo:
             self._lock = lock(self.path)
             undo.callback(self.close)
             for place in (self.path, self.checkpoints, self.path / PARTS):
                 sweep(place)
-            if metrics.exists() and not (lines := metrics.read_bytes()).endswith(b"\n"):
-                os.truncate(metrics, lines.rfind(b"\n") + 1)
+            truncate_line(self.path / METRICS)
+            self._similarity.repair()
             undo.pop_all()
 
 

@@ -1,0 +1,72 @@
+"""What can be read off a finished run, by name: the vocabulary of studies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kinfolk.errors import UserError, nearest
+from kinfolk.experiment import Result
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a finished run; None where it has none."""
+
+    heading: str
+    of: Callable[[Result], float | None]
+    digits: int = 2
+
+
+def find(name: str) -> Measure:
+    if name not in MEASURES:
+        raise UserError(f"unknown measure '{name}': {nearest(name, MEASURES)}")
+    return MEASURES[name]
+
+
+def _number(key: str, factor: float = 1.0) -> Callable[[Result], float | None]:
+    def of(result: Result) -> float | None:
+        value = result.summary.get(key)
+        return None if value is None else factor * float(value)
+
+    return of
+
+
+def _per_client(key: str) -> Callable[[Result], float | None]:
+    """What was received, in the unit of the nominal costs, Δ: one model for every client. None where nothing was."""
+
+    def of(result: Result) -> float | None:
+        return float(result.summary[key]) / len(result.clients) or None
+
+    return of
+
+
+def _nominal(key: str) -> Callable[[Result], float | None]:
+    """What the method should cost by its formula; None where it has none."""
+
+    def of(result: Result) -> float | None:
+        method = result.config.method
+        if not hasattr(method, "nominal"):
+            return None
+        return float(getattr(method.nominal(result.config.run.rounds, len(result.clients)), key))
+
+    return of
+
+
+MEASURES = {
+    "accuracy": Measure("accuracy, %", _number("accuracy", 100)),
+    "best_accuracy": Measure("accuracy in the best round, %", _number("best_accuracy", 100)),
+    "before_mixing": Measure("accuracy before mixing, %", _number("before_mixing", 100)),
+    "worst10": Measure("accuracy of the worst tenth of the clients, %", _number("worst10", 100)),
+    "loss": Measure("test loss", _number("loss"), 3),
+    "neighbor_precision": Measure("neighbor precision, %", _number("neighbor_precision", 100)),
+    "neighbor_recall": Measure("neighbor recall, %", _number("neighbor_recall", 100)),
+    "neighbor_precision_client0": Measure("precision of client 0, %", _number("neighbor_precision_client0", 100)),
+    "neighbor_recall_client0": Measure("recall of client 0, %", _number("neighbor_recall_client0", 100)),
+    "ari": Measure("adjusted Rand index of the clusters", _number("ari"), 3),
+    "nominal_total": Measure("nominal cost, Δ", _nominal("total"), 0),
+    "nominal_peak": Measure("nominal peak, Δ", _nominal("peak")),
+    "received_total": Measure("received, Δ", _per_client("models_received"), 1),
+    "received_peak": Measure("received at once, Δ", _per_client("peak_received")),
+    "seconds": Measure("seconds", _number("seconds"), 1),
+}  # fmt: skip

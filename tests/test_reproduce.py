@@ -1,0 +1,708 @@
+"""Reproducing a study: what is run, what is shared, what a stop leaves, and what is written."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import signal
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import tomli_w
+from PIL import Image
+
+from conftest import tiny_experiment
+from kinfolk import cli
+from kinfolk.data import catalog
+from kinfolk.errors import UserError
+from kinfolk.experiment import Interrupted, Observer, load_federation, run
+from kinfolk.progress import Reporter
+from kinfolk.reproduce import Reproduction, look, reproduce
+from kinfolk.runs.folder import RunFolder
+
+STUDY: dict[str, Any] = {
+    "study": "Gossip, in a nutshell",
+    "experiment": "tiny.toml",
+    "seeds": 2,
+    "columns": {"two": ["data.split.clusters=2"], "four": ["data.split.clusters=4"]},
+    "rows": {
+        "Alone": ["method.name=local", "data.split.clusters=2"],
+        "Gossip": ["method.name=random"],
+        "Oracle": {"set": ["method.name=oracle"], "columns": ["two"]},
+    },
+    "published": {"accuracy": {"Gossip": ["99.9±0.1", "98.0"], "Alone": ["40.0±100.0", ""]}},
+    "unstated": ["the weather: fine"],
+    "notes": ["Only a test."],
+}
+
+
+class Ran(Observer):
+    """Notes the cells that are really run."""
+
+    def __init__(self) -> None:
+        self.cells: list[str] = []
+        self.started_at: list[int] = []
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+    def cell(self, number: int, of: int, name: str) -> None:
+        self.cells.append(f"{number}/{of} {name}")
+
+    def started(self, config: Any, folder: Path, first: int, device: str) -> None:
+        self.started_at.append(first)
+
+
+@pytest.fixture(autouse=True)
+def _files() -> None:
+    small = tiny_experiment(
+        data={"clients": 8, "train": 10, "test": 10}, run={"rounds": 2, "evaluate_every": 1, "checkpoint_every": 1}
+    )
+    Path("tiny.toml").write_text(tomli_w.dumps(small), encoding="utf-8")
+    write_study()
+
+
+def write_study(**changes: Any) -> None:
+    Path("mine.toml").write_text(tomli_w.dumps({**STUDY, **changes}), encoding="utf-8")
+
+
+def results() -> list[dict[str, str]]:
+    with open("runs/reproduce/mine.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def one(row: str, column: str) -> dict[str, str]:
+    return next(line for line in results() if (line["row"], line["column"]) == (row, column))
+
+
+def cells() -> list[str]:
+    return sorted(path.name for path in Path("runs/reproduce/cells").iterdir())
+
+
+# -- what is run -------------------------------------------------------------------------------------------------
+
+
+def test_every_run_is_done_once_and_never_again() -> None:
+    first = Ran()
+    found = reproduce("mine.toml", observer=first)
+    # Alone is the same in both columns: 2 seeds of it, 4 of Gossip, 2 of Oracle.
+    assert len(first.cells) == len(cells()) == len(found.results) == 8
+    assert first.cells[0] == "1/8 Alone, two, seed 0"
+    assert one("Alone", "two")["ours"] == one("Alone", "four")["ours"] != ""
+    again = Ran()
+    reproduce("mine.toml", observer=again)
+    assert again.cells == []
+
+
+def test_one_cell_alone_and_the_table_has_all_that_is_there() -> None:
+    ran = Ran()
+    reproduce("mine.toml", rows=["Gossip"], columns=["four"], seeds=1, observer=ran)
+    assert ran.cells == ["1/1 Gossip, four, seed 0"]
+    assert (one("Gossip", "four")["seeds"], one("Gossip", "two")["seeds"]) == ("1", "0")
+    reproduce("mine.toml", rows=["Oracle"], seeds=1, seed=1, observer=ran)
+    assert ran.cells[1:] == ["1/1 Oracle, two, seed 1"]
+    assert one("Gossip", "four")["seeds"] == one("Oracle", "two")["seeds"] == "1"
+    text = Path("runs/reproduce/mine.md").read_text(encoding="utf-8")
+    assert re.search(r"\| Gossip +\| +99.9±0.1 \| +– \| +– \| +98.0 \| +\d+\.\d\d \(1\) \|", text)
+    assert "- runs: 2 of 8 finished" in text
+
+
+def test_studies_that_ask_for_the_same_share_their_runs() -> None:
+    reproduce("mine.toml", rows=["Alone"])
+    Path("other.toml").write_text(
+        tomli_w.dumps(
+            {**STUDY, "columns": {"again": []}, "rows": {"By itself": ["method.name=local"]}, "published": {}}
+        )
+    )
+    ran = Ran()
+    found = reproduce("other.toml", observer=ran)
+    assert ran.cells == []
+    assert len(found.results) == 2
+
+
+def test_overrides_make_other_runs_and_a_table_of_their_own() -> None:
+    reproduce("mine.toml", rows=["Alone"])
+    ran = Ran()
+    found = reproduce("mine.toml", ["run.rounds=1"], rows=["Alone"], observer=ran)
+    assert len(ran.cells) == 2
+    assert found.files[0].name == "mine-run.rounds=1.md"
+    found = reproduce("mine.toml", ["run.device=cpu", "run.evaluate_every=2"], rows=["Alone"], observer=Ran())
+    assert found.files[0].name == "mine.md"
+    with pytest.raises(UserError, match=r"chosen with --seeds and --seed, not with run.seed"):
+        look("mine.toml", ["run.seed=3"])
+    with pytest.raises(UserError, match=r"row 'Alone', column 'two': unknown key 'method.neighbors'"):
+        look("mine.toml", ["method.neighbors=3"])
+
+
+def test_an_unknown_row_or_column_is_named_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no row 'Gosip' in this study: did you mean 'Gossip'\?"):
+        reproduce("mine.toml", rows=["Gosip"])
+    with pytest.raises(UserError, match=r"no column 'for' in this study: did you mean 'four'\?"):
+        reproduce("mine.toml", columns=["for"])
+    assert not Path("runs").exists()
+
+
+def test_more_neighbors_than_peers_are_lowered_and_the_run_is_found_again() -> None:
+    write_study(rows={"Gossip": ["method.name=random", "method.neighbors=50"]}, columns={"two": []}, published={})
+    reproduce("mine.toml", seeds=1)
+    ran = Ran()
+    reproduce("mine.toml", seeds=1, observer=ran)
+    assert ran.cells == []
+    Path("runs/reproduce/cells", cells()[0], "summary.json").unlink()  # stopped just before its end
+    reproduce("mine.toml", seeds=1, observer=ran)
+    assert ran.started_at == [2]
+
+
+# -- stopped and moved -------------------------------------------------------------------------------------------
+
+
+def test_a_stop_within_a_cell_loses_nothing() -> None:
+    class Stop(Ran):
+        def round(self, t: int, row: dict[str, Any] | None) -> None:
+            if len(self.cells) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted) as stopped:
+        reproduce("mine.toml", rows=["Gossip"], observer=Stop())
+    assert stopped.value.round == 1
+    assert (one("Gossip", "two")["seeds"], len(cells())) == ("1", 2)  # the finished one is in the table
+    states = dict.fromkeys(state for _, state in look("mine.toml").states())
+    assert list(states) == ["missing", "finished", "unfinished, 1 of 2 rounds"]
+    ran = Ran()
+    reproduce("mine.toml", rows=["Gossip"], observer=ran)
+    assert ran.started_at == [1, 0, 0]
+    shutil.move("runs", "stopped")
+    reproduce("mine.toml", rows=["Gossip"])
+    straight, resumed = (
+        [r.accuracy for r in look("mine.toml", out=out).results.values()]
+        for out in ("runs/reproduce", "stopped/reproduce")
+    )
+    assert straight == resumed
+
+
+def test_a_stop_between_cells_loses_nothing() -> None:
+    class Crash(Ran):
+        def cell(self, number: int, of: int, name: str) -> None:
+            super().cell(number, of, name)
+            if number == 3:
+                raise RuntimeError("the power is out")
+
+    with pytest.raises(RuntimeError):
+        reproduce("mine.toml", observer=Crash())
+    assert one("Alone", "two")["seeds"] == "2"
+    ran = Ran()
+    reproduce("mine.toml", observer=ran)
+    assert len(ran.cells) == 6
+
+
+def test_cells_computed_elsewhere_are_found_when_they_are_copied_here() -> None:
+    reproduce("mine.toml", rows=["Gossip"], out="there")
+    for path in Path("there/cells").iterdir():
+        text = (path / "config.toml").read_text(encoding="utf-8")
+        (path / "config.toml").write_text(text.replace('device = "cpu"', 'device = "Abacus"'), encoding="utf-8")
+    reproduce("mine.toml", rows=["Alone"])
+    shutil.copytree("there/cells", "runs/reproduce/cells", dirs_exist_ok=True)
+    ran = Ran()
+    reproduce("mine.toml", rows=["Alone", "Gossip"], observer=ran)
+    assert ran.cells == []
+    text = Path("runs/reproduce/mine.md").read_text(encoding="utf-8")
+    assert "device: cpu (2 runs), Abacus (4 runs)" in text
+
+
+def test_a_run_under_a_former_name_is_found_by_what_it_is() -> None:
+    reproduce("mine.toml", rows=["Oracle"], seeds=1)
+    (name,) = cells()
+    former = Path("runs/reproduce/cells") / f"{name[:-10]}0123456789"
+    Path("runs/reproduce/cells", name).rename(former)
+    ran = Ran()
+    found = reproduce("mine.toml", rows=["Oracle"], seeds=1, observer=ran)
+    assert ran.cells == []
+    assert list(found.results) == [former]
+
+
+def test_a_folder_that_holds_something_else_is_refused() -> None:
+    reproduce("mine.toml", rows=["Oracle"], seeds=1)
+    (name,) = cells()
+    path = Path("runs/reproduce/cells", name)
+    shutil.rmtree(path)
+    run("tiny.toml", out=path)
+    (path / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"holds another experiment"):
+        reproduce("mine.toml", rows=["Oracle"], seeds=1)
+
+
+# -- packed ------------------------------------------------------------------------------------------------------
+
+
+def packed(path: str = "cells.zip", **options: Any) -> list[str]:
+    """Run one cell elsewhere and pack it; the names in the pack."""
+    reproduce("mine.toml", **{"rows": ["Oracle"], "seeds": 1, "out": "there", **options}, pack=path)
+    with zipfile.ZipFile(path) as archive:
+        return archive.namelist()
+
+
+def rewritten(changes: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
+    """Change what is in the pack, as somebody with other tools could."""
+    with zipfile.ZipFile("cells.zip") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile("cells.zip", "w") as archive:
+        for name, data in changes(content).items():
+            archive.writestr(name, data)
+
+
+def taken(*cells: str) -> tuple[Reproduction, list[str]]:
+    """What a study makes of packs, with nothing run, and the notices."""
+    ran = Ran()
+    found = reproduce("mine.toml", cells=cells or ["cells.zip"], run=False, observer=ran)
+    assert ran.cells == []
+    return found, ran.notices
+
+
+def test_a_pack_carries_cells_to_another_machine() -> None:
+    there = reproduce("mine.toml", out="there", pack="cells.zip")
+    here, notices = taken()
+    assert (len(here.results), notices, here.tables()) == (8, [], there.tables())
+    with zipfile.ZipFile("cells.zip") as archive:
+        names = archive.namelist()
+        assert {name.partition("/")[2] for name in names} == {
+            "config.toml",
+            "metrics.jsonl",
+            "clients.csv",
+            "summary.json",
+        }
+        for name in names:
+            assert Path("runs/reproduce/cells", name).read_bytes() == archive.read(name)
+    before = Path("cells.zip").read_bytes()
+    reproduce("mine.toml", pack="again.zip", run=False)
+    assert Path("again.zip").read_bytes() == before  # nothing of time or machine in it
+    ran = Ran()
+    reproduce("mine.toml", cells=["cells.zip"], pack="cells.zip", observer=ran)
+    assert (ran.cells, Path("cells.zip").read_bytes()) == ([], before)
+
+
+def test_a_folder_of_cells_is_as_good_as_a_pack() -> None:
+    packed()
+    assert len(taken("there/cells")[0].results) == 1
+    shutil.rmtree("runs")
+    assert len(taken("there")[0].results) == 1
+
+
+def test_a_pack_grows_and_keeps_what_it_has() -> None:
+    first = packed()
+    with zipfile.ZipFile("cells.zip") as archive:
+        kept = {name: archive.read(name) for name in first}
+    shutil.rmtree("there")
+    names = packed(rows=["Oracle", "Gossip"], columns=["two"])  # Oracle anew, with other seconds
+    assert len(names) == 8
+    assert names == sorted(names)
+    with zipfile.ZipFile("cells.zip") as archive:
+        assert {name: archive.read(name) for name in first} == kept
+
+
+@pytest.mark.parametrize("moment", ["writing", "replacing"])
+def test_a_stop_while_packing_leaves_the_old_pack(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed()
+    before = Path("cells.zip").read_bytes()
+
+    def stop(*args: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        if moment == "writing":
+            broken.setattr(zipfile.ZipFile, "writestr", stop)
+        else:
+            replace = os.replace
+            broken.setattr(os, "replace", lambda old, new: stop() if new.suffix == ".zip" else replace(old, new))
+        with pytest.raises(KeyboardInterrupt):
+            reproduce("mine.toml", rows=["Gossip"], seeds=1, out="there", pack="cells.zip")
+    assert Path("cells.zip").read_bytes() == before
+    assert not list(Path().glob(".cells.zip*"))
+    assert len(packed(rows=["Gossip"])) == 12
+
+
+def test_what_is_no_pack_is_refused_before_anything_runs() -> None:
+    Path("notes.zip").write_text("not a zip", encoding="utf-8")
+    with zipfile.ZipFile("photos.zip", "w") as archive:
+        archive.writestr("photos/2024/cat.png", b"")
+    for path, message in (
+        ("notes.zip", "notes.zip cannot be read as a zip: File is not a zip file"),
+        ("photos.zip", "photos.zip holds 'photos/2024/cat.png', which is no file of a run: choose another file"),
+        (".", ". is a folder: --pack needs the name of a file"),
+    ):
+        with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+            reproduce("mine.toml", pack=path)
+    with pytest.raises(UserError, match=r"^no.zip does not exist: a zip written by --pack is needed, or a folder"):
+        reproduce("mine.toml", cells=["no.zip"])
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "bad", ["{}/../../escaped", "../escaped", "/escaped", "{}/a/b", "{}\\..\\escaped", "{}/..", "{}/"]
+)
+def test_names_that_lead_elsewhere_are_never_unpacked(bad: str) -> None:
+    cell = packed()[0].partition("/")[0]
+    name = bad.format(cell)
+    rewritten(lambda content: {**content, name: b"boo"})
+    before = {path for path in Path().rglob("*") if "runs" not in path.parts}
+    found, notices = taken()
+    # A name that belongs to no cell at all spoils no cell.
+    assert len(found.results) == (0 if name.startswith(f"{cell}/") else 1)
+    assert notices == [
+        f"cells.zip: '{name}' is not the plain name of a cell's file: such cells are left out",
+    ]
+    assert {path for path in Path().rglob("*") if "runs" not in path.parts} == before
+    assert not list(Path("runs").rglob("*escaped*"))
+
+
+def without(file: str) -> Callable[[dict[str, bytes]], dict[str, bytes]]:
+    return lambda content: {name: data for name, data in content.items() if not name.endswith(file)}
+
+
+def changed(file: str, old: bytes, new: bytes) -> Callable[[dict[str, bytes]], dict[str, bytes]]:
+    def change(content: dict[str, bytes]) -> dict[str, bytes]:
+        assert any(name.endswith(file) and old in data for name, data in content.items())
+        return {name: data.replace(old, new) if name.endswith(file) else data for name, data in content.items()}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without("config.toml"), "it has no config.toml"),
+        (without("summary.json"), "it is not finished"),
+        (without("clients.csv"), ""),  # accuracy alone does not need it
+        (changed("config.toml", b"clusters = 2", b"clusters = 4"), "its config is that of another experiment"),
+        (changed("config.toml", b"rounds = 2", b"rounds = 3"), "its config is that of another experiment"),
+        (changed("config.toml", b'name = "mlp"', b'name = "evil:net"'), "its config is that of another experiment"),
+        (changed("config.toml", b"lr = ", b"speed = "), "unknown key 'training.speed'"),
+        (changed("config.toml", b"[run]", b"[run"), "its config.toml cannot be read"),
+        (changed("config.toml", b"created = ", b"made = "), "it has no created, which is needed here"),
+        (changed("summary.json", b'"round": 2', b'"round": 1'), "it ended after 1 of 2 rounds"),
+        (changed("summary.json", b'"accuracy": ', b'"accuracy": "high", "x": '), "its files are damaged: ValueError"),
+        (changed("summary.json", b"{", b"[{"), "is damaged"),
+        (changed("metrics.jsonl", b"{", b"("), "metrics.jsonl is damaged in line 1"),
+    ],
+)
+def test_a_cell_that_does_not_hold_up_is_missing(change: Any, reason: str) -> None:
+    cell = packed()[0].partition("/")[0]
+    Path("evil.py").write_text("raise SystemExit('imported')", encoding="utf-8")
+    rewritten(change)
+    found, notices = taken()
+    assert len(found.results) == (0 if reason else 1)
+    if reason:
+        assert (len(notices), len(cells()) if Path("runs/reproduce/cells").exists() else 0) == (1, 0)
+        assert notices[0].startswith(f"cells.zip: {cell} is left out: ")
+        assert reason in notices[0]
+
+
+def test_a_damaged_pack_is_noticed() -> None:
+    packed()
+    rewritten(lambda content: content)  # stored, so that a byte can be changed
+    data = Path("cells.zip").read_bytes()
+    Path("cells.zip").write_bytes(data.replace(b'"accuracy"', b'"accurate"', 1))
+    found, notices = taken()
+    assert (len(found.results), len(notices)) == (0, 1)
+    assert "Bad CRC-32" in notices[0]
+
+
+def test_a_cell_under_a_former_name_is_taken_by_what_it_is() -> None:
+    packed()
+    rewritten(lambda content: {re.sub(r"-\w{10}/", "-0123456789/", name): data for name, data in content.items()})
+    found, notices = taken()
+    assert (len(found.results), notices) == (1, [])
+    assert cells() == [path.name for path in Path("there/cells").iterdir()]
+
+
+def test_what_is_here_is_never_written_over() -> None:
+    packed()
+    shutil.copytree("there/cells", "runs/reproduce/cells")
+    (summary,) = Path("runs/reproduce/cells").glob("*/summary.json")
+    summary.unlink()
+    found, notices = taken()
+    assert (len(found.results), len(notices)) == (0, 1)
+    assert "is there and unfinished; remove it to take this one instead" in notices[0]
+    assert not summary.exists()
+
+
+def test_the_graph_travels_where_the_picture_reads_it() -> None:
+    assert not any(name.endswith("graph.npz") for name in packed())
+    write_study(figure={"kind": "mixing"})
+    assert sum(name.endswith("graph.npz") for name in packed()) == 1  # added to the run that is there
+    found, notices = taken()
+    assert (notices, Path("runs/reproduce/mine.png").is_file()) == ([], True)
+    rewritten(without("graph.npz"))
+    shutil.rmtree("runs")
+    found, notices = taken()
+    assert (len(found.results), len(notices)) == (0, 1)
+    assert notices[0].endswith("it has no graph.npz, which is needed here")
+    write_study()
+    taken()  # the table does not need it
+    write_study(figure={"kind": "mixing"})
+    found, notices = taken()
+    assert (len(found.results), Path("runs/reproduce/mine.png").exists()) == (1, False)
+    assert "has no graph.npz; remove the folder to run it again" in notices[0]
+
+
+def test_files_of_two_runs_never_mix() -> None:
+    before = packed()
+    shutil.rmtree("there")
+    write_study(figure={"kind": "mixing"})
+    ran = Ran()
+    assert packed(observer=ran) == before
+    assert ran.notices == [
+        f"cells.zip: {before[0].partition('/')[0]} is another run of the same cell, "
+        "without what the picture reads; it is kept"
+    ]
+
+
+def test_a_pack_does_not_tell_where_a_run_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["kinfolk", "reproduce", "mine.toml", "--out", "/secret/place", "--cells=/secret/zip", "--rows", "Oracle"]
+    monkeypatch.setattr(sys, "argv", words)
+    packed()
+    with zipfile.ZipFile("cells.zip") as archive:
+        (config,) = [archive.read(name).decode() for name in archive.namelist() if name.endswith("config.toml")]
+    assert 'command = "kinfolk reproduce mine.toml --rows Oracle"' in config
+
+
+def test_without_running_the_table_is_written_of_what_is_there() -> None:
+    Path("empty").mkdir()
+    found, notices = taken("empty")
+    assert (len(found.results), notices) == (0, [])
+    assert (one("Gossip", "two")["seeds"], one("Gossip", "two")["ours"]) == ("0", "")
+    assert not Path("runs/reproduce/cells").exists()
+    assert "| Oracle |" in Path("runs/reproduce/mine.md").read_text(encoding="utf-8")
+
+
+# -- what is written ---------------------------------------------------------------------------------------------
+
+
+def test_markdown_and_csv_say_it_all() -> None:
+    found = reproduce("mine.toml")
+    text = Path("runs/reproduce/mine.md").read_text(encoding="utf-8")
+    assert text.startswith("# Gossip, in a nutshell\n\n**accuracy, %**\n\n| method |")
+    assert "| two: published |" in text
+    assert "| four: published |" in text
+    line = one("Gossip", "two")
+    ours = [100 * result.accuracy for cell in found.cells if (cell.row, cell.column) == ("Gossip", "two")
+            if (result := found.result(cell)) is not None]  # fmt: skip
+    mean, half = sum(ours) / 2, abs(ours[0] - ours[1]) / 2
+    assert float(line["ours"]) == pytest.approx(mean)
+    assert float(line["ours_std"]) == pytest.approx(half * 2**0.5)
+    assert float(line["difference"]) == pytest.approx(mean - 99.9)
+    pooled = ((0.1**2 + 2 * half**2) / 2) ** 0.5
+    assert float(line["pooled_std"]) == pytest.approx(pooled)
+    assert line["flagged"] == ("true" if 99.9 - mean > 3 * pooled else "false")
+    assert one("Gossip", "four")["flagged"] == ""  # no published deviation
+    assert one("Oracle", "two")["published"] == ""
+    assert not any(line["row"] == "Oracle" and line["column"] == "four" for line in results())
+    for words in (
+        "Only a test.",
+        "Not stated in the paper, and chosen here:\n\n- the weather: fine",
+        "- command: `kinfolk reproduce mine.toml`",
+        "- runs: 8 of 8 finished",
+        "- seeds: 0, 1",
+        "- device: cpu",
+        "- kinfolk: ",
+        "- torch: ",
+        "- date: 2",
+        "(!) where it is more than 3 pooled standard deviations",
+        "the published deviation alone where we have one seed",
+    ):
+        assert words in text, words
+
+
+def test_a_study_of_one_column_has_its_measures_side_by_side() -> None:
+    write_study(
+        columns={"two": []},
+        measures=["accuracy", "nominal_total", "nominal_peak", "received_total", "received_peak"],
+        rows={"Gossip": ["method.name=random"], "FedAvg": ["method.name=fedavg"]},
+        published={"nominal_total": {"Gossip": ["4"]}},
+    )
+    text = reproduce("mine.toml", seeds=1).tables()
+    assert len(re.findall(r"^\|-", text, re.MULTILINE)) == 2
+    assert re.search(r"\| Gossip +\| +\d+\.\d\d \(1\) \| +4 \| +4 \(1\) \| +\+0 \| +0\.25 \(1\) \|", text)
+    # Two neighbors a round for two rounds; of eight clients two at once.
+    assert re.search(r"\| Gossip +\| +4\.0 \(1\) \| +0\.25 \(1\) \|", text)
+    assert re.search(r"\| FedAvg +\| +\d+\.\d\d \(1\) \| +– \| +4 \(1\) \| +– \| +1\.00 \(1\) \|", text)
+
+
+def test_nominal_costs_are_those_of_the_paper() -> None:
+    from kinfolk.studies import read_study
+
+    study = read_study("panm/table6")
+    for cell in study.cells([], [0]):
+        cost = cell.config.method.nominal(cell.config.run.rounds, cell.config.data.clients)
+        for measure, ours in (("nominal_total", cost.total), ("nominal_peak", cost.peak)):
+            value = study.value(measure, cell.row, cell.column)
+            assert value is None or value.mean == pytest.approx(ours)
+
+
+# -- the command line --------------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["kinfolk", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Outcome(int(end.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+def test_the_command_shows_progress_the_table_and_the_files(command: Command) -> None:
+    ended = command(
+        "reproduce", "mine.toml", "--rows", "Gossip, Oracle", "--columns", "two", "--seeds", "1", "--device", "cpu"
+    )
+    assert (ended.code, len(cells())) == (0, 2)
+    assert "1/2 Gossip, two, seed 0: round 2/2" in ended.err
+    assert (
+        "2/2 Oracle, two, seed 0: 2 rounds on cpu, runs/reproduce/cells/digits-8x10-rotation-oracle-2rounds"
+        in ended.err
+    )
+    assert "Gossip, in a nutshell" in ended.out
+    assert "two: published" in ended.out
+    assert ended.out.endswith("written: runs/reproduce/mine.md\nwritten: runs/reproduce/mine.csv\n")
+
+
+def test_list_shows_what_is_done_and_runs_nothing(command: Command) -> None:
+    assert "10 cells, 8 runs (equal cells share one), 0 finished" in command("reproduce", "mine.toml", "--list").out
+    assert not Path("runs").exists()
+    command("reproduce", "mine.toml", "--rows", "Oracle", "--seeds", "1")
+    shown = command("reproduce", "mine.toml", "--list").out
+    assert re.search(r"^Oracle, two, seed 0 +finished +runs/reproduce/cells/digits-", shown, re.MULTILINE)
+    assert re.search(r"^Oracle, two, seed 1 +missing ", shown, re.MULTILINE)
+    assert "8 runs (equal cells share one), 1 finished" in shown
+
+
+def test_packs_on_the_command_line(command: Command) -> None:
+    words = ["--rows", "Oracle", "--seeds", "1", "--device", "cpu", "--out", "there", "--pack", "cells.zip"]
+    assert command("reproduce", "mine.toml", *words).out.endswith("packed: cells.zip, 1 run\n")
+    ended = command("reproduce", "mine.toml", "--cells", "cells.zip", "--cells", "there", "--no-run")
+    assert (ended.code, ended.err, len(cells())) == (0, "", 1)
+    for folder in ("there", "runs/reproduce"):
+        assert "- command: `kinfolk reproduce mine.toml`" in Path(folder, "mine.md").read_text(encoding="utf-8")
+    ended = command("reproduce", "mine.toml", "--list", "--cells", "cells.zip")
+    assert (ended.code, ended.out) == (2, "")
+    assert "leave out --cells and --pack" in ended.err
+
+
+def test_ctrl_c_says_how_to_go_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as keyboard:
+        keyboard.setattr(Reporter, "round", lambda self, t, row: os.kill(os.getpid(), signal.SIGINT))
+        ended = command("reproduce", "mine.toml", "--rows", "Oracle")
+    assert ended.code == 130
+    again = "kinfolk reproduce mine.toml --rows Oracle"
+    assert ended.err.splitlines()[-1] == f"kinfolk: stopped after round 1; go on with: {again}"
+    assert command(*again.split()[1:]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["run", "panm/table2"],
+            "panm/table2 is a study of many runs, not one experiment: kinfolk reproduce panm/table2",
+        ),
+        (["run", "mine.toml"], "mine.toml is a study of many runs, not one experiment: kinfolk reproduce mine.toml"),
+        (["reproduce", "panm/tabel2"], "no file and no shipped study 'panm/tabel2': did you mean 'panm/table2'?"),
+        (["reproduce", "digits"], "digits is one experiment, not a study: kinfolk run digits"),
+        (["reproduce", "mine.toml", "--rows", "Gosip"], "no row 'Gosip' in this study: did you mean 'Gossip'?"),
+    ],
+)
+def test_a_mistake_is_one_line(command: Command, words: list[str], message: str) -> None:
+    ended = command(*words)
+    assert (ended.code, ended.out, ended.err) == (2, "", f"kinfolk: {message}\n")
+
+
+def test_kinfolk_list_shows_experiments_and_studies_apart(command: Command) -> None:
+    experiments, studies = command("list").out.splitlines()[-2:]
+    assert experiments.startswith("shipped experiments: digits, ")
+    assert "table2" not in experiments
+    assert studies.startswith("studies, for `kinfolk reproduce`: ")
+    assert "panm/table2" in studies
+    assert "panm/cifar10" not in studies
+
+
+def test_a_small_study_goes_through_to_its_picture(command: Command) -> None:
+    words = ["run.rounds=2", "method.discover_rounds=1", "data.clients=8", "data.train=10", "training.epochs=1"]
+    overrides = [*words[:1], *words[2:]]
+    ended = command("reproduce", "panm/small/figure7", *overrides)
+    assert (ended.code, ended.err.splitlines()[-1].split()[0]) == (0, "6/6")
+    (path,) = Path("runs/reproduce/panm/small").glob("figure7-*.png")
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"]({path.name})" in text
+    assert "neighbor precision, %" in text
+
+
+# -- data are read once ------------------------------------------------------------------------------------------
+
+
+def test_the_last_data_set_is_kept_and_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    load = catalog.load
+    monkeypatch.setattr(catalog, "load", lambda name, root=None: loaded.append(name) or load(name, root))
+    monkeypatch.setattr(catalog, "_KEPT", {})
+    reproduce("mine.toml", rows=["Gossip"])
+    assert loaded == ["digits"]
+    with pytest.raises(ValueError, match="read-only"):
+        catalog.shared("digits").train.x[0] = 1
+    from kinfolk.config import read
+
+    config = read("tiny.toml")
+    mine = load_federation(config)
+    before = mine.train.x.clone()
+    mine.train.x.zero_()  # a user's copy, not the one that is kept
+    assert (load_federation(config).train.x == before).all()
+
+
+def test_a_data_set_that_changed_on_the_disk_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import numpy as np
+
+    from kinfolk.data import store
+
+    digits = catalog.load("digits")
+    monkeypatch.setenv("KINFOLK_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(catalog, "_KEPT", {})
+    monkeypatch.setattr(catalog, "_check", lambda *rest: None)
+
+    def put(value: int) -> None:
+        x, y = np.full((4, 1, 28, 28), value, np.uint8), np.arange(4)
+        arrays = {"train_x": x, "train_y": y, "test_x": x, "test_y": y}
+        store.save(tmp_path / "data" / "mnist", arrays, dict.fromkeys(arrays, ""), "a test")
+        stamp = 1_000_000_000 * (1_700_000_000 + value)
+        os.utime(tmp_path / "data" / "mnist" / store.MANIFEST, ns=(stamp, stamp))
+
+    put(1)
+    assert catalog.shared("mnist").train.x.max() == 1
+    assert catalog.shared("mnist") is catalog.shared("mnist")
+    put(2)
+    assert catalog.shared("mnist").train.x.max() == 2
+    assert len(catalog.shared("digits").train) == len(digits.train)
+
+
+def test_a_cell_is_an_ordinary_run_folder() -> None:
+    reproduce("mine.toml", rows=["Oracle"], seeds=1)
+    folder = RunFolder.open(Path("runs/reproduce/cells", cells()[0]))
+    assert folder.status().state == "finished"
+    assert folder.config()["method"]["name"] == "oracle"
