@@ -13,8 +13,8 @@ from kinfolk.cohort.training import Training
 from kinfolk.config import Data, Run
 from kinfolk.data.partition import SPLITS
 from kinfolk.errors import UserError, nearest
+from kinfolk.peers.access import Access
 from kinfolk.peers.faults import Faults
-from kinfolk.peers.reach import Access
 from kinfolk.settings import build, describe, setting
 
 ALL = [Data, Run, Training, Access, Faults, *SPLITS.values(), *(methods.find(name) for name in methods.names())]

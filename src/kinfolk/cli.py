@@ -153,9 +153,10 @@ def list_command(
     pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Wildcards, as in 'fed*'.")] = "*",
     as_json: Json = False,
 ) -> None:
-    """List the methods with their settings, and the shipped experiments and studies."""
+    """List the methods with their settings, the models, and the shipped experiments and studies."""
     from kinfolk.config import shipped
     from kinfolk.methods import find, names, summary
+    from kinfolk.models import NETS
     from kinfolk.settings import describe
     from kinfolk.studies import shipped_studies
 
@@ -174,7 +175,8 @@ def list_command(
         for setting, kind, default, text in describe(find(name)):
             console.print(f"    {setting} = {escape(default)}  [dim]{escape(kind)}[/dim]  {escape(text)}")
     if pattern == "*":
-        console.print(f"\nshipped experiments: {', '.join(shipped())}", soft_wrap=True)
+        console.print(f"\nmodels: {', '.join(NETS)}, or your own as package.module:factory", soft_wrap=True)
+        console.print(f"shipped experiments: {', '.join(shipped())}", soft_wrap=True)
         console.print(f"studies, for `kinfolk reproduce`: {', '.join(shipped_studies())}", soft_wrap=True)
 
 

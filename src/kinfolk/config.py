@@ -18,8 +18,8 @@ from kinfolk import methods, models
 from kinfolk.cohort.training import Training
 from kinfolk.data.partition import SPLITS
 from kinfolk.errors import UserError, nearest
+from kinfolk.peers.access import Access
 from kinfolk.peers.faults import Faults
-from kinfolk.peers.reach import Access
 from kinfolk.settings import build, check_type, setting
 
 
@@ -31,6 +31,9 @@ class Data:
     clients: int = setting(40, "number of clients (n)", ge=1)
     train: int | None = setting(None, "training samples per client; none: what the split gives", ge=1)
     test: int | None = setting(None, "test samples per client; none: what the split gives", ge=1)
+    global_test: int | None = setting(
+        None, "test samples, even over the classes, on which every model is tested beside the client's own", ge=1
+    )
     scale: Literal["standardize", "unit"] = setting("standardize", "pixels: mean 0 and deviation 1, or 0 to 1")
 
 

@@ -38,6 +38,7 @@ class Results:
     bytes_received: np.ndarray  # [n] so far
     peak_received: np.ndarray  # [n]
     quarantined: np.ndarray  # [n] rounds in quarantine so far
+    global_accuracy: np.ndarray | None  # [n] on the test samples common to all, if there are any
 
 
 class Shard:
@@ -95,6 +96,7 @@ class Shard:
             neighbors=None if neighbors is None else neighbors.cpu().numpy(),
             clusters=None if clusters is None else clusters.cpu().numpy(),
             quarantined=self.quarantined.cpu().numpy(),
+            global_accuracy=None if scores.common is None else scores.common.cpu().numpy(),
             **{name: getattr(self.peers, name).cpu().numpy() for name in LEDGER},
         )
 

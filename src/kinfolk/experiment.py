@@ -23,12 +23,12 @@ from kinfolk.config import Config, read, resolve
 from kinfolk.data import catalog
 from kinfolk.data.federation import Federation
 from kinfolk.data.formats import Dataset
-from kinfolk.data.partition import Labels, Split
+from kinfolk.data.partition import Labels, Split, with_common_test
 from kinfolk.errors import UserError
 from kinfolk.models import Factory
-from kinfolk.peers.reach import Network, PairNetwork
+from kinfolk.peers.reach import Network
 from kinfolk.runs import checkpoint
-from kinfolk.runs.folder import REACHABLE, RunFolder, free_path
+from kinfolk.runs.folder import RunFolder, free_path
 
 CHECKPOINT_SECONDS = 30.0  # between checkpoints when no number of rounds is given
 FETCH_ROUNDS = 16  # rounds between fetching who mixed with whom from the device
@@ -110,8 +110,8 @@ def run(
     path = free_path(default_folder(config)) if out is None else Path(out)
     facts = {"device": device_name(device), "custom_data": data is not None, "custom_model": model is not None}
     with RunFolder.create(path, config.sections(), facts) as folder:
-        if isinstance(parts.network, PairNetwork):
-            folder.write_reachable(parts.network.csv())
+        if parts.network is not None:
+            folder.keep(parts.network.files())
         return _rounds(config, engine, folder, 0, 0.0, observer)
 
 
@@ -145,7 +145,7 @@ def resume(
             observer.notice(f"{folder} is finished; `--rounds N` makes it longer")
             return read_result(Path(folder))
         where = find_device(device or config.run.device)
-        parts, config = _prepare(config, where, data, model, observer, opened.path / REACHABLE)
+        parts, config = _prepare(config, where, data, model, observer, opened.path)
         engine = _engine(parts, config)
         done, seconds = 0, 0.0
         if checkpoint.rounds(opened.checkpoints):
@@ -197,7 +197,10 @@ def load_split(config: Config) -> tuple[Dataset, Split]:
     dataset = catalog.shared(config.data.name)
     labels = Labels(dataset.train.y, dataset.test.y, dataset.classes, dataset.train.user, dataset.test.user)
     data = config.data
-    return dataset, config.split.divide(labels, data.clients, data.train, data.test, config.run.seed)
+    split = config.split.divide(labels, data.clients, data.train, data.test, config.run.seed)
+    if data.global_test is not None:
+        split = with_common_test(split, labels, data.global_test, config.run.seed)
+    return dataset, split
 
 
 def load_federation(config: Config) -> Federation:
@@ -212,14 +215,16 @@ def _prepare(
     data: Federation | None,
     model: Factory | None,
     observer: Observer,
-    reachable: Path | None = None,
+    kept: Path | None = None,
 ) -> tuple[engines.Parts, Config]:
-    """What the engine is built from; `reachable` is the run's own copy of who can reach whom, once it has one."""
+    """What the engine is built from; `kept` is the run folder, once there is one, with its copies of files."""
     federation = load_federation(config) if data is None else data
+    if config.data.global_test is not None and federation.common is None:
+        raise UserError("data.global_test: your own data need `common`, test samples for all (Federation.from_arrays)")
     for note in federation.notes:
         observer.notice(note)
     config, notices = clip(config, federation.clients)
-    network, more = _network(config, federation.clients, reachable)
+    network, more = _network(config, federation.clients, kept)
     notices += more
     if hasattr(config.method, "notices"):
         notices += config.method.notices()
@@ -240,6 +245,7 @@ def _prepare(
         "device": device,
         "precision": config.run.precision,
         "chunk": config.run.chunk,
+        "rounds": config.run.rounds,
     }
     watching = Watching(tuple(config.run.watch), tuple(config.run.watch_rounds), config.run.watch_all)
     watching.check(federation.clients)
@@ -257,7 +263,7 @@ def _network(config: Config, n: int, kept: Path | None) -> tuple[Network | None,
 def clip(config: Config, n: int) -> tuple[Config, list[str]]:
     """Nobody has more than n - 1 peers, or can reach more: settings that ask for more are lowered, with a notice."""
     notices = []
-    others = n - 1 if config.peers.reachable is None else min(n - 1, config.peers.reachable)
+    others = config.peers.most(n)
     method, most = config.method, max(1, others)  # alone, a client asks for one peer and gets none
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
@@ -288,10 +294,12 @@ def _rounds(
     known = None if clusters is None else clusters.cpu().numpy()
     begin = time.perf_counter() - seconds
     saved_at, saved = time.perf_counter(), done
+    warm_up = _WarmUp(engine.shards[0].cohort.device, done)
     with _interruptible(observer) as stop:
         for t in range(done + 1, total + 1):
             evaluate = t % config.run.evaluate_every == 0 or t in (1, total)
             engine.step(t, evaluate)
+            warm_up.after(t)
             if evaluate or t % FETCH_ROUNDS == 0:
                 edges = _fetch_edges(folder, engine)
             if seen := engines.seen(engine):
@@ -315,10 +323,34 @@ def _rounds(
     final = engines.results(engine)
     folder.write_clients(records.clients(final, known, engine))
     history = folder.metrics()
-    folder.finish(records.summary(history, config))
+    folder.finish({**records.summary(history, config), "warm_up_seconds": warm_up.seconds(total)})
     result = read_result(folder.path)
     observer.finished(result)
     return result
+
+
+class _WarmUp:
+    """How much longer than others the first rounds of a process take, in which a GPU's programs are made ready."""
+
+    ROUNDS = 2  # the first run and the recording
+
+    def __init__(self, device: torch.device, done: int) -> None:
+        self.device, self.first = device, done
+        self.begin = time.perf_counter()
+        self.first_rounds = 0.0
+
+    def after(self, t: int) -> None:
+        if self.device.type == "cuda" and t == self.first + self.ROUNDS:
+            torch.cuda.synchronize(self.device)
+            self.first_rounds = time.perf_counter() - self.begin
+
+    def seconds(self, total: int) -> float | None:
+        """None on a CPU, or if there were too few rounds to compare with."""
+        others = total - self.first - self.ROUNDS
+        if not self.first_rounds or others < 1:
+            return None
+        each = (time.perf_counter() - self.begin - self.first_rounds) / others
+        return round(max(0.0, self.first_rounds - self.ROUNDS * each), 3)
 
 
 def _fetch_edges(folder: RunFolder, engine: engines.Engine) -> metrics.Edges:

@@ -56,6 +56,8 @@ def _nominal(key: str) -> Callable[[Result], float | None]:
 MEASURES = {
     "accuracy": Measure("accuracy, %", _number("accuracy", 100)),
     "best_accuracy": Measure("accuracy in the best round, %", _number("best_accuracy", 100)),
+    "global_accuracy": Measure("accuracy on the common test set, %", _number("global_accuracy", 100)),
+    "best_global_accuracy": Measure("best accuracy on the common test set, %", _number("best_global_accuracy", 100)),
     "before_mixing": Measure("accuracy before mixing, %", _number("before_mixing", 100)),
     "worst10": Measure("accuracy of the worst tenth of the clients, %", _number("worst10", 100)),
     "loss": Measure("test loss", _number("loss"), 3),

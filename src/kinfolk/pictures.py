@@ -32,6 +32,7 @@ class Metric(NamedTuple):
 
 METRICS = {
     "accuracy": Metric("accuracy, %", 100),
+    "global_accuracy": Metric("accuracy on the common test set, %", 100),
     "before_mixing": Metric("accuracy before mixing, %", 100),
     "loss": Metric("test loss", 1),
     "neighbor_precision": Metric("neighbor precision, %", 100),

@@ -19,6 +19,8 @@ def measure(
     row: dict[str, Any] = {"round": t, **metrics.spread(results.accuracy)}
     row["before_mixing"] = metrics.spread(results.before_mixing)["accuracy"]
     row["loss"] = float(np.nanmean(results.loss)) if np.isfinite(results.loss).any() else math.nan
+    if results.global_accuracy is not None:
+        row["global_accuracy"] = metrics.spread(results.global_accuracy)["accuracy"]
     if results.neighbors is not None:
         edges = metrics.Edges.of_lists(results.neighbors)
     if clusters is not None and edges.client.size:
@@ -47,6 +49,7 @@ def clients(results: engines.Results, clusters: np.ndarray | None, engine: engin
     """A row for every client, after the last round."""
     train = torch.cat([shard.cohort.data.train.sizes for shard in engine.shards])
     test = torch.cat([shard.cohort.data.test.sizes for shard in engine.shards])
+    everywhere = results.global_accuracy
     return [
         {
             "client": i,
@@ -59,6 +62,7 @@ def clients(results: engines.Results, clusters: np.ndarray | None, engine: engin
             "models_received": int(results.models_received[i]),
             "bytes_received": int(results.bytes_received[i]),
             "quarantined": int(results.quarantined[i]),
+            **({} if everywhere is None else {"global_accuracy": float(everywhere[i])}),
         }
         for i in range(results.accuracy.size)
     ]
@@ -66,11 +70,21 @@ def clients(results: engines.Results, clusters: np.ndarray | None, engine: engin
 
 def summary(history: list[dict[str, Any]], config: Config) -> dict[str, Any]:
     """The last row of metrics, and the best."""
-    best = max(history, key=lambda row: row["accuracy"] if row["accuracy"] is not None else -1.0)
+    best = _best(history, "accuracy")
+    everywhere = {}
+    if "global_accuracy" in history[-1]:
+        row = _best(history, "global_accuracy")
+        everywhere = {"best_global_accuracy": row["global_accuracy"], "best_global_round": row["round"]}
     return {
         "method": config.method_name,
         "seed": config.run.seed,
         **history[-1],
         "best_accuracy": best["accuracy"],
         "best_round": best["round"],
+        **everywhere,
     }
+
+
+def _best(history: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    """The row with the largest value; undefined ones come last."""
+    return max(history, key=lambda row: -1.0 if row.get(key) is None else row[key])

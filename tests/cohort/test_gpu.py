@@ -1,11 +1,14 @@
 """The same cohort on a GPU and on a CPU. Skipped where there is no GPU; tests/kernels runs the programs anywhere."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from conftest import make_federation
 from kinfolk import Cohort, Training
+from kinfolk.cohort import augment
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.program import Derived, Explicit
 from kinfolk.models import NETS
@@ -16,13 +19,15 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 EQUAL, RAGGED = [40] * 6, [40, 7, 90, 33, 1, 64]
 SETTINGS = Training(epochs=2, batch_size=32, lr=0.02)
-SHAPES = {"linear": (20,), "mlp": (1, 28, 28), "cnn": (3, 32, 32)}
+SHAPES = {"linear": (20,), "mlp": (1, 28, 28), "cnn": (3, 32, 32), "cnn4": (3, 32, 32), "cnn2": (1, 28, 28)}
 
 
-def cohort_of(name: str, sizes: list[int], device: str, precision: str) -> Cohort:
+def cohort_of(
+    name: str, sizes: list[int], device: str, precision: str, settings: Training = SETTINGS, chunk: int | None = None
+) -> Cohort:
     data = make_federation(sizes, SHAPES[name], classes=10)
     module = initial_model(lambda: NETS[name](SHAPES[name], 10), 0)
-    return Cohort(data, module, SETTINGS, device=device, precision=precision)
+    return Cohort(data, module, settings, device=device, precision=precision, chunk=chunk)
 
 
 def rounds(cohort: Cohort, count: int) -> torch.Tensor:
@@ -46,6 +51,45 @@ def test_training_is_that_of_a_cpu(name: str, sizes: list[int], precision: str, 
     assert float(errors.max()) < max(0.5, bound)
     assert on_gpu._replay is not None
     assert on_gpu._replay.trouble is None
+
+
+@pytest.mark.parametrize("sizes", [EQUAL, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize("name", ["mlp", "cnn4"])
+def test_augmented_training_is_that_of_a_cpu_and_is_replayed(name: str, sizes: list[int]) -> None:
+    settings = replace(SETTINGS, augment="crop-flip")
+    on_gpu = cohort_of(name, sizes, "cuda", "float32", settings)
+    right = rounds(cohort_of(name, sizes, "cpu", "float64", settings), 5)
+    errors = (rounds(on_gpu, 5) - right).norm(dim=1) / right.norm(dim=1)
+    assert float(errors.median()) < 1e-3
+    assert float(errors.max()) < 0.5
+    assert on_gpu._replay is not None
+    assert on_gpu._replay.trouble is None
+    assert any(recording is not None for recording in on_gpu._replay._met.values())
+    pairs = cohort_of(name, sizes, "cuda", "float32", settings, chunk=2)
+    assert float((rounds(pairs, 5) - right).norm(dim=1).div(right.norm(dim=1)).median()) < 1e-3
+
+
+def test_looks_and_moved_images_are_those_of_a_cpu() -> None:
+    ids, x = torch.arange(7), torch.randn(30, 3, 12, 11)
+    looks = augment.draw(0, 3, ids, 4, 20)
+    assert torch.equal(augment.draw(0, 3, ids.cuda(), 4, 20).cpu(), looks)
+    index = torch.arange(140).view(7, 20) % 30
+    found = augment.seen(x.cuda(), index.cuda(), looks[:, 0].cuda())
+    assert torch.equal(found.cpu(), augment.seen(x, index, looks[:, 0]))
+
+
+def test_the_accuracy_on_common_samples_is_that_of_a_cpu() -> None:
+    found = {}
+    for device, precision in (("cuda", "float32"), ("cpu", "float64")):
+        cohort = cohort_of("cnn4", RAGGED, "cpu", precision)
+        data = replace(cohort.data, common=cohort.data.test.select(torch.tensor([2])))
+        module = initial_model(lambda: NETS["cnn4"](SHAPES["cnn4"], 10), 0)
+        there = Cohort(data, module, SETTINGS, device=device, precision=precision)
+        there.train(1)
+        common = there.evaluate().common
+        assert common is not None
+        found[device] = common.cpu()
+    assert float((found["cuda"] - found["cpu"]).abs().max()) < 0.16  # at most one of seven samples
 
 
 def test_any_module_is_trained_and_replayed_too() -> None:

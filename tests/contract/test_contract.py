@@ -13,6 +13,7 @@ from conftest import tiny_experiment
 from kinfolk import methods
 from kinfolk.config import read
 from kinfolk.experiment import resume
+from kinfolk.peers.access import Access
 from kinfolk.peers.reach import RandomNetwork
 from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder
@@ -21,6 +22,12 @@ from kinfolk.settings import describe
 
 METHODS = [name for name in methods.names() if methods.find(name).__module__.startswith("kinfolk.")]
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
+GRAPHS: list[dict[str, Any]] = [
+    *({"topology": name} for name in ("full", "half", "ring", "line", "star")),
+    {"topology": "regular", "degree": 3},
+    {"topology": "random", "probability": 0.2},  # falls into parts, with clients that reach nobody
+    {"reachable": 2},
+]
 STEADY = (
     *("accuracy", "loss", "worst10", "before_mixing", "quarantined"),
     *("models_received", "vectors_received", "bytes_received", "nominal_models"),
@@ -121,6 +128,27 @@ def test_nobody_averages_with_a_peer_out_of_reach(method: str) -> None:
     found = read_graph(one.folder)
     for client, neighbor in zip(found.client, found.neighbor):
         assert lists.contains(torch.full((8, 1), int(neighbor)))[client]
+
+
+@pytest.mark.parametrize("peers", GRAPHS, ids=lambda peers: peers.get("topology", "sets"))
+@pytest.mark.parametrize("method", [name for name in METHODS if not getattr(methods.find(name), "server", False)])
+def test_it_runs_on_every_graph_with_three_of_ten_clients_away(method: str, peers: dict[str, Any]) -> None:
+    peers = {**peers, "away": 0.3}
+    stages = {"discover_rounds": 2} if hasattr(methods.find(method), "discover_rounds") else {}
+    settings = tiny_experiment(method={"name": method, **stages}, peers=peers, run={"precision": "float64"})
+    settings["run"]["evaluate_every"] = 4
+    one = kinfolk.run(settings, out="one")
+    settings["run"] |= {"engine": "sharded", "shards": 3}
+    many = kinfolk.run(settings, out="many")
+    assert torch.isfinite(one.weights()).all()
+    assert (one.weights() - many.weights()).abs().max() <= 1e-10
+    assert np.array_equal(graph(one)[:3], graph(many)[:3])
+    assert one.summary["models_received"] == many.summary["models_received"]
+    network, _ = Access(**peers).network(8, seed=0)
+    assert network is not None
+    found, reach = read_graph(one.folder), network.reach(torch.arange(8))
+    for t, client, neighbor in zip(found.round, found.client, found.neighbor):
+        assert reach.at(int(t)).contains(torch.full((8, 1), int(neighbor)))[client]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -73,6 +73,9 @@ def compare(conv: Convolution, first: bool, precision: str = "float32") -> dict[
         (5, 20, 3, 1, 2, (6, 7), False),
         (5, 6, 1, 0, 1, (4, 3), False),
         (33, 17, 2, 0, 2, (5, 5), False),
+        (3, 32, 5, 0, 2, (9, 9), True),
+        (1, 32, 5, 0, 2, (8, 9), True),
+        (32, 64, 5, 0, 2, (7, 8), False),
     ],
 )
 def test_a_convolution_and_its_gradients_are_those_of_autograd(
@@ -109,9 +112,11 @@ def test_not_a_number_is_not_hidden() -> None:
     assert out[0, 1].isnan().any()
 
 
-def test_a_whole_net_has_the_gradients_of_autograd() -> None:
-    shape = (3, 24, 24)
-    net = NETS["cnn"](shape, 10).to(DEVICE)
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cnn", (3, 24, 24)), ("cnn4", (3, 18, 18)), ("cnn4", (1, 17, 16)), ("cnn2", (1, 9, 9))]
+)
+def test_a_whole_net_has_the_gradients_of_autograd(name: str, shape: tuple[int, ...]) -> None:
+    net = NETS[name](shape, 10).to(DEVICE)
     layout = Layout.of(net)
     found = stack_of(net, layout.names, shape, torch.device("cuda"), "float32")
     assert isinstance(found, Stack)

@@ -149,3 +149,8 @@ def test_the_way_for_a_gpu_gives_the_same_cosines(width: int, moved: bool) -> No
         rows = torch.randint(-1, peers.shape[0], (5, 4), generator=generator)
         at_once = similarity._finish(*similarity._at_once(mine, peers, origin), rows)
         torch.testing.assert_close(at_once, cosines(mine, peers, rows, origin), rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+def test_without_any_answer_there_is_no_similarity() -> None:
+    rows = torch.full((3, 2), -1)
+    assert cosines(torch.ones(3, 4), torch.ones(0, 4), rows, torch.zeros(4)).isnan().all()

@@ -15,9 +15,10 @@ import kinfolk
 from conftest import tiny_experiment
 from kinfolk.errors import UserError
 from kinfolk.methods.pens import PENS
+from kinfolk.peers.access import Access, read_network
 from kinfolk.peers.base import Peers
 from kinfolk.peers.inprocess import InProcess
-from kinfolk.peers.reach import Access, Listed, Network, PairNetwork, RandomNetwork, read_network
+from kinfolk.peers.reach import Listed, Network, PairNetwork, RandomNetwork
 from kinfolk.runs.graph import read_graph
 from kinfolk.runs.similarity import read_similarity
 
@@ -181,11 +182,12 @@ def test_a_file_says_who_can_reach_whom() -> None:
 
 
 def test_oneself_is_ignored_and_the_lonely_are_counted_with_a_notice() -> None:
-    network, notices = read_network(write("client,peer\n0,0\n0,1\n1,1\n"), 4)
+    network, notices = Access(reachable_from=str(write("client,peer\n0,0\n0,1\n1,1\n"))).network(4, seed=0)
+    assert network is not None
     assert sets(network, torch.arange(4)) == [[1], [], [], []]
     assert notices == [
         "reach.csv: 2 lines in which a client reaches itself are ignored",
-        "reach.csv: 3 of 4 clients reach nobody and train alone",
+        "reach.csv: 3 components, the largest has 2 of 4 clients; 3 clients reach nobody",
     ]
 
 

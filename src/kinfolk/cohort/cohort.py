@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from kinfolk import kernels, randomness
+from kinfolk.cohort import augment
 from kinfolk.cohort.evaluation import Scores, score_chunk
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.program import program_for, rounding
@@ -29,6 +30,7 @@ from kinfolk.peers.base import Pool
 # Bytes a chunk of clients may use on a CPU: the parameters, gradients and activations of a chunk are touched at every
 # local step, so they should stay in the last-level cache of an ordinary machine (measured in benchmarks/training.py).
 CACHE = 48 * 2**20
+SHORT = 5000  # rounds times clients below which compiling for a GPU takes longer than it saves
 SMALL = 10_000_000  # multiplications of a step below which one CPU thread is enough
 
 
@@ -66,13 +68,16 @@ class Cohort:
         device: str | torch.device = "cpu",
         precision: str = "float32",
         chunk: int | None = None,
+        rounds: int | None = None,
     ) -> None:
         """`data` holds exactly the cohort's clients; `ids` are their names in the whole federation of `n` (default
-        0..m-1, m); `clusters` [n] are the true clusters of all clients, for methods that are allowed to know them."""
+        0..m-1, m); `clusters` [n] are the true clusters of all clients, for methods that are allowed to know them;
+        `rounds` is how long the run will be, if it is known."""
         self.device = torch.device(device)
         self.precision = precision
         self.dtype = torch.float64 if precision == "float64" else torch.float32
         self.ids = (torch.arange(data.clients) if ids is None else ids).to(self.device)
+        augment.check(training.augment, data.input_shape)
         self.data = data.to(self.device, self.dtype)
         self.clusters = data.clusters if clusters is None else clusters
         self.n = len(self) if n is None else n
@@ -80,13 +85,17 @@ class Cohort:
         self.seed = seed
         self.model = model.to(self.device, self.dtype)
         self.layout = Layout.of(self.model)
-        self.program, self.notice = program_for(self.model, self.layout, self.data.input_shape, self.device, precision)
+        short = rounds is not None and rounds * self.n < SHORT
+        self.program, self.notice = program_for(
+            self.model, self.layout, self.data.input_shape, self.device, precision, short
+        )
         self.initial = self.layout.flatten(self.model)
         self.weights = self.initial.expand(len(self), -1).clone()
         self.chunk = chunk
         self._room = CACHE if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0] // 2
         self._activations = activations(self.model, self.data.input_shape, self.data.classes, self.dtype)
         self._train_x, self._test_x = (self.program.samples(part.x) for part in (self.data.train, self.data.test))
+        self._common_x = None if self.data.common is None else self.program.samples(self.data.common.x)
         self._replay = Replay() if self.device.type == "cuda" else None
         self.begin()
 
@@ -159,22 +168,23 @@ class Cohort:
         side_by_side(work, list(self._alike(steps, workers)), workers)
         self.weights = after
         if self.round.evaluate:
-            self.round.before_mixing = self.evaluate().accuracy
+            self.round.before_mixing = self.evaluate(common=False).accuracy
         return loss
 
     def _steps(self, block: Tensor, batches: Plan, sizes: Tensor) -> Tensor:
         """The planned local steps on the models `block`, in place; on a GPU replayed from the third time on."""
         part = self.data.train
+        x, looks = (self._train_x, []) if batches.looks is None else (part.x, [batches.looks])
         if self._replay is None:
-            return train_chunk(self.program, block, self._train_x, part.y, batches, sizes, self.training)
+            return train_chunk(self.program, block, x, part.y, batches, sizes, self.training)
         shares = batches.shares()
 
-        def work(models: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
-            here = Plan(index, batches.counts, shares)
-            return train_chunk(self.program, models, self._train_x, part.y, here, sizes, self.training)
+        def work(models: Tensor, index: Tensor, sizes: Tensor, *looks: Tensor) -> Tensor:
+            here = Plan(index, batches.counts, shares, *looks)
+            return train_chunk(self.program, models, x, part.y, here, sizes, self.training)
 
         key = (tuple(block.shape), batches.counts.numpy().tobytes())
-        return self._replay(key, work, block, batches.index, sizes.to(self.device, non_blocking=True))
+        return self._replay(key, work, block, batches.index, sizes.to(self.device, non_blocking=True), *looks)
 
     def _alike(self, steps: Tensor, workers: int = 1) -> Iterator[Tensor]:
         """Rows [*] of the clients that have steps to take, in chunks of clients with about as many steps."""
@@ -194,7 +204,7 @@ class Cohort:
 
         Workers share the room, and each should have something to do.
         """
-        inputs = self.data.train.x[:1].numel()
+        inputs = self.data.train.x[:1].numel() * (1 if self.training.augment is None else 3)  # moved ones lie beside
         each = (numbers + samples * (inputs + 3 * self._activations)) * self.weights.element_size()
         return max(1, min(self._room // (workers * each), -(-clients // workers)))
 
@@ -222,14 +232,22 @@ class Cohort:
 
     # -- judging -------------------------------------------------------------------------------------------------
 
-    def evaluate(self) -> Scores:
-        """Each client's own model on its own test set."""
-        return self._score(self.weights, torch.arange(len(self)), torch.arange(len(self)), self.data.test)
+    def evaluate(self, common: bool = True) -> Scores:
+        """Each client's own model on its own test set and, unless not wanted, on the one common to all if there is one.
+
+        This is the one place that decides which models are tested.
+        """
+        models, rows = self.weights, torch.arange(len(self))
+        scores = self._score(models, rows, rows, self.data.test, self._test_x)
+        if self.data.common is None or not common:
+            return scores
+        everywhere = self._score(models, rows, torch.zeros_like(rows), self.data.common, self._common_x)
+        return replace(scores, common=everywhere.accuracy)
 
     def losses(self, pool: Pool, ids: Tensor) -> Tensor:
         """Loss of pulled models on each client's own training data: ids [m, c] -> [m, c], NaN if not arrived."""
         rows = pool.rows(ids)
-        if self.device.type == "cuda":  # asking who is there would make it wait: all pairs are looked at
+        if self.device.type == "cuda" and pool["weights"].shape[0]:  # asking who is there would make it wait: all pairs
             clients = torch.arange(len(self)).repeat_interleave(ids.shape[1])
             scores = self._score(pool["weights"], rows.clamp(min=0).flatten(), clients, self.data.train)
             return torch.where(rows >= 0, scores.loss.view(ids.shape), torch.nan)
@@ -265,10 +283,13 @@ class Cohort:
         if self.round.watch is not None:
             self.round.watch.note(self, ids, similarity, listed, chosen, measure, own)
 
-    def _score(self, weights: Tensor, models: Tensor, clients: Tensor, part: Part) -> Scores:
-        """Model weights[models[i]] on the samples of client row clients[i], for every i."""
+    def _score(self, weights: Tensor, models: Tensor, clients: Tensor, part: Part, x: Tensor | None = None) -> Scores:
+        """Model weights[models[i]] on the samples of client row clients[i], for every i.
+
+        x: the samples of the part, prepared; by default those of the training part.
+        """
+        x = self._train_x if x is None else x
         self.model.eval()
-        x = self._test_x if part is self.data.test else self._train_x
         width = max(1, min(int(part.sizes.max()), 1024))
         workers = self._workers(models.numel(), width)
         size = self._fitting(self.layout.size, width, models.numel(), workers)

@@ -16,6 +16,7 @@ class Scores:
 
     loss: Tensor  # [p] float64
     accuracy: Tensor  # [p] float64
+    common: Tensor | None = None  # [p] float64: accuracy on the test samples common to all clients
 
 
 def score_chunk(

@@ -118,15 +118,26 @@ class Derived:
 
 
 def program_for(
-    module: nn.Module, layout: Layout, input_shape: tuple[int, ...], device: torch.device, precision: str
+    module: nn.Module,
+    layout: Layout,
+    input_shape: tuple[int, ...],
+    device: torch.device,
+    precision: str,
+    short: bool = False,
 ) -> tuple[Program, str | None]:
-    """The fastest way to compute with the module, and what the user should know of it."""
+    """The fastest way to compute with the module, and what the user should know of it.
+
+    short: too little work is to come for anything that has to be compiled first.
+    """
     derived = Derived(module, layout, precision, device)  # refuses what cannot be vectorised at all
     found = stack_of(module, layout.names, input_shape, device, precision)
     if isinstance(found, Stack):
-        compiles = device.type == "cuda" and found.compiles
-        notice = "the first round compiles programs for this net and GPU: up to a minute, kept for later runs"
-        return Explicit(found, layout), notice if compiles else None
+        if device.type != "cuda" or not found.compiles:
+            return Explicit(found, layout), None
+        if not short:
+            notice = "the first round compiles programs for this net and GPU: up to a minute, kept for later runs"
+            return Explicit(found, layout), notice
+        found = "compiling programs for so short a run would take longer than they save"
     notice = f"the model is computed through vmap and autograd, which is several times slower here: {found}"
     return derived, notice if device.type == "cuda" else None
 

@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kinfolk import kernels, randomness
+from kinfolk.cohort import augment
 from kinfolk.cohort.program import Program
 from kinfolk.settings import setting
 
@@ -27,6 +29,9 @@ class Training:
     lr_decay: float = setting(0.99, "factor on the step size from one round to the next", gt=0, le=1)
     momentum: float = setting(0.9, "SGD momentum; starts from zero every round", ge=0, lt=1)
     weight_decay: float = setting(0.0, "L2 penalty added to the gradient", ge=0)
+    augment: Literal["crop-flip"] | None = setting(
+        None, "crop-flip: at every step images are moved by up to 4 pixels, and half of them mirrored"
+    )
 
     def rate(self, t: int) -> float:
         """Step size of round t (1-based)."""
@@ -40,6 +45,7 @@ class Plan:
     index: Tensor  # [m, steps, batch] rows of the data set; meaningless where the mask is false
     counts: Tensor  # [m, steps] on the CPU: samples of each client's batch, 0 once a client has finished
     known: list[Tensor | None] | None = None  # the shares, if they have been worked out already
+    looks: Tensor | None = None  # [m, steps, batch] how the images are seen (see augment.py); none: as they are
 
     def widths(self) -> list[int]:
         """Samples of the largest batch of each step."""
@@ -91,7 +97,8 @@ def plan(seed: int, t: int, ids: Tensor, starts: Tensor, sizes: Tensor, training
     chosen = order.gather(1, position.flatten(1)).view(position.shape)
     if int(sizes.min()) < widest:  # padding points at a client's first sample, which is always there
         chosen = torch.where(chosen < sizes.to(device)[:, None, None], chosen, 0)
-    return Plan(starts[:, None, None] + chosen, counts)
+    looks = None if training.augment is None else augment.draw(seed, t, ids, step.numel(), width)
+    return Plan(starts[:, None, None] + chosen, counts, looks=looks)
 
 
 def rates(plan: Plan, lr: float, dtype: torch.dtype) -> Tensor:
@@ -104,7 +111,8 @@ def train_chunk(
 ) -> Tensor:
     """Take the planned steps in place on the models `block` [m, d]; mean loss [m] of the steps.
 
-    x: [N, ...] and y: [N] are the samples of the whole cohort; steps: [steps, m] their sizes.
+    x: [N, ...] and y: [N] are the samples of the whole cohort, as `program.samples` gave them or, if the plan has
+    looks, as they are; steps: [steps, m] the sizes of the steps.
     """
     velocity: list[Tensor] = []
     spare: list[Tensor] | None = None
@@ -112,7 +120,11 @@ def train_chunk(
     slots = program.slots(block)
     for number, (width, share) in enumerate(zip(plan.widths(), plan.shares())):
         index = plan.index[:, number, :width]
-        loss, gradients = program.gradients(slots, x, y[index], index, share, spare)
+        labels, images = y[index], x
+        if plan.looks is not None:
+            images = program.samples(augment.seen(x, index, plan.looks[:, number, :width]))
+            index = torch.arange(index.numel(), device=x.device).view(index.shape)
+        loss, gradients = program.gradients(slots, images, labels, index, share, spare)
         velocity = descend(slots, velocity, gradients, steps[number], training)
         spare = gradients if velocity[0] is not gradients[0] or not training.momentum else None
         total += loss

@@ -51,6 +51,7 @@ class Federation:
     clusters: Tensor | None = None  # [n] true cluster of each client
     name: str = "custom"
     notes: list[str] = field(default_factory=list)
+    common: Part | None = None  # test samples for everybody, as if one client held them
 
     @property
     def clients(self) -> int:
@@ -67,7 +68,8 @@ class Federation:
         return replace(self, train=self.train.select(rows), test=self.test.select(rows), clusters=clusters)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
-        return replace(self, train=self.train.to(device, dtype), test=self.test.to(device, dtype))
+        common = None if self.common is None else self.common.to(device, dtype)
+        return replace(self, train=self.train.to(device, dtype), test=self.test.to(device, dtype), common=common)
 
     def pooled(self) -> Federation:
         """The same clients and tests with all training samples in the hands of client 0."""
@@ -86,17 +88,20 @@ class Federation:
         """Hand out a data set's samples as `split` says, turned and relabelled where it says so."""
         y = np.concatenate([dataset.train.y, dataset.test.y])
         shift, spread = _scaling(dataset, scale)
-        parts = []
-        for indices in (split.train, split.test):
+
+        def part(indices: list[np.ndarray]) -> Part:
             sizes = torch.tensor([len(i) for i in indices])
             rows = np.concatenate(indices) if len(indices) else np.zeros(0, dtype=np.int64)
             owner = np.repeat(np.arange(len(indices)), sizes.numpy())
             pixels = _turned(_samples(dataset, rows), split.quarter_turns, owner)
             scaled = (torch.from_numpy(pixels).to(torch.float32) - shift) / spread
             labels = y[rows] if split.swaps is None else exchange(y[rows], split.swaps[owner])
-            parts.append(Part(scaled, torch.from_numpy(labels), _starts(sizes), sizes))
+            return Part(scaled, torch.from_numpy(labels), _starts(sizes), sizes)
+
+        common = None if split.common is None else part([split.common])  # then nothing is turned or exchanged
         clusters = None if split.clusters is None else torch.as_tensor(split.clusters, dtype=torch.int64)
-        return cls(parts[0], parts[1], dataset.classes, clusters, dataset.name, list(split.notes))
+        train, test = part(split.train), part(split.test)
+        return cls(train, test, dataset.classes, clusters, dataset.name, list(split.notes), common)
 
     @classmethod
     def from_arrays(
@@ -106,20 +111,28 @@ class Federation:
         clusters: Sequence[int] | None = None,
         classes: int | None = None,
         name: str = "custom",
+        common: tuple[Any, Any] | None = None,
     ) -> Federation:
-        """Your own data: one (x, y) pair of arrays or tensors per client, for training and for testing."""
+        """Your own data: one (x, y) pair of arrays or tensors per client, for training and for testing.
+
+        `common` is one more pair, on which every client's model is tested too.
+        """
         if len(train) != len(test) or not train:
             raise UserError(f"{len(train)} training sets and {len(test)} test sets: one of each per client is needed")
         if clusters is not None and len(clusters) != len(train):
             raise UserError(f"{len(clusters)} clusters for {len(train)} clients")
         parts = [_stack(pairs, kind) for pairs, kind in ((train, "train"), (test, "test"))]
-        labels = torch.cat([parts[0].y, parts[1].y])
+        if common is not None:
+            parts.append(_stack([common], "common"))
+            if parts[2].x.shape[1:] != parts[0].x.shape[1:] or not parts[2].y.numel():
+                raise UserError(f"common test: inputs {list(parts[2].x.shape)}, clients have {list(parts[0].x.shape)}")
+        labels = torch.cat([part.y for part in parts])
         found = int(labels.max()) + 1 if labels.numel() else 0
         if (labels.numel() and int(labels.min()) < 0) or (classes is not None and found > classes):
             bound = found if classes is None else classes
             raise UserError(f"labels run from {int(labels.min())} to {int(labels.max())}; 0 to {bound - 1} are allowed")
         known = None if clusters is None else torch.as_tensor(clusters, dtype=torch.int64)
-        return cls(parts[0], parts[1], classes or found, known, name)
+        return cls(parts[0], parts[1], classes or found, known, name, common=parts[2] if common is not None else None)
 
     @classmethod
     def from_datasets(
@@ -129,9 +142,12 @@ class Federation:
         clusters: Sequence[int] | None = None,
         classes: int | None = None,
         name: str = "custom",
+        common: Any = None,
     ) -> Federation:
         """Your own data as map-style torch Datasets of (x, label), one per client, for training and for testing."""
-        return cls.from_arrays([_read(d) for d in train], [_read(d) for d in test], clusters, classes, name)
+        everybodys = None if common is None else _read(common)
+        trains, tests = [_read(d) for d in train], [_read(d) for d in test]
+        return cls.from_arrays(trains, tests, clusters, classes, name, everybodys)
 
 
 def _starts(sizes: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     mine: [m, d]; theirs: [p, d]; rows: [m, c] into `theirs`, -1 for none; origin: [d] -> [m, c]. A vector without
     length has cosine 0 with everything.
     """
+    if not theirs.shape[0]:  # nobody answered anybody of this cohort
+        return torch.full(rows.shape, torch.nan, dtype=torch.float64, device=mine.device)
     wanted = rows.clamp(min=0)
     everybody = theirs.shape[0] <= LARGEST_GRAM
     if everybody and mine.is_cuda:

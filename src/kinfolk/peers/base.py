@@ -114,8 +114,9 @@ class Peers:
         return torch.where(drawn >= 0, lists.take(_skip(drawn, barred, self.n)), -1)
 
     def others(self, t: int) -> Tensor:
-        """How many peers each client can reach in round t: [m]."""
-        return torch.full_like(self.host.ids, self.n - 1) if self.reach is None else self.reach.at(t).sizes
+        """How many peers each client can reach, in round t or another: [m]."""
+        ever = None if self.reach is None else self.reach.ever
+        return torch.full_like(self.host.ids, self.n - 1) if ever is None else ever.sizes
 
     def publish(self, t: int, **tensors: Tensor) -> None:
         """Offer tensors [m, ...] to the peers; clients that are absent or quarantined offer nothing.
@@ -128,11 +129,11 @@ class Peers:
     def pull(self, t: int, ids: Tensor, names: Sequence[str] = ("weights",)) -> Pool:
         """Ask for the clients ids [m, k] (-1: none). Whoever did not publish, or whose answer is lost, is not there.
 
-        The first of `names` is the model. Asking for somebody out of reach is a mistake in the method: `sample` never
-        draws such a peer.
+        Nor is a peer that is out of reach in this round. The first of `names` is the model. Asking for somebody who is
+        out of reach in all rounds is a mistake in the method: `sample` never draws such a peer.
         """
-        if self.reach is not None and bool(((ids >= 0) & ~self.reach.at(t).contains(ids)).any()):
-            raise RuntimeError(f"round {t}: a client was asked to pull from a peer that it cannot reach")
+        if self.reach is not None:
+            ids = _now(self.reach, t, ids)
         here, tensors = self.exchange.fetch(t, ids, names)
         pool = Pool(self.n, here, tensors, lambda asked: self._arrives(t, asked))
         answers = (pool.rows(ids) >= 0).sum(dim=1)
@@ -221,7 +222,15 @@ class Peers:
 
     def _arrives(self, t: int, asked: Tensor) -> Tensor:
         lost = self.faults.lost(self.host.seed, t, self.host.ids[:, None], asked)
-        return ~(lost | self.host.away()[:, None])
+        arrived = ~(lost | self.host.away()[:, None])
+        return arrived if self.reach is None else arrived & self.reach.at(t).contains(asked)
+
+
+def _now(reach: Reach, t: int, ids: Tensor) -> Tensor:
+    """ids [m, k] with -1 for those who are out of reach in round t."""
+    if reach.ever is not None and bool(((ids >= 0) & ~reach.ever.contains(ids)).any()):
+        raise RuntimeError(f"round {t}: a client was asked to pull from a peer that it cannot reach")
+    return torch.where(reach.at(t).contains(ids), ids, -1)
 
 
 def row_numbers(tensor: Tensor) -> int:

@@ -26,13 +26,17 @@ class Faults:
         return randomness.uniform(seed, "loss", t, to, sender) < self.loss
 
     def away(self, seed: int, t: int, ids: Tensor) -> Tensor:
-        """Which of the clients ids [m] are absent in round t.
-
-        Time is cut into windows of `absent_rounds`, with each client's own phase, so that clients do not all leave
-        and return together.
-        """
+        """Which of the clients ids [m] are absent in round t."""
         if not self.absent:
             return torch.zeros_like(ids, dtype=torch.bool)
-        phase = randomness.bits(seed, "phase", 0, ids, torch.zeros_like(ids)) % self.absent_rounds
-        window = (t + phase) // self.absent_rounds
-        return randomness.uniform(seed, "churn", 0, ids, window) < self.absent
+        return spells(seed, t, ids, self.absent, self.absent_rounds, "phase", "churn")
+
+
+def spells(seed: int, t: int, ids: Tensor, share: float, rounds: int, phase: str, draw: str) -> Tensor:
+    """Which of the clients ids [m] are in a spell in round t, each with probability `share`: [m] bool.
+
+    Time is cut into windows of `rounds`, with each client's own phase, so that clients do not all leave and return
+    together. `phase` and `draw` are what the two draws are for.
+    """
+    start = randomness.bits(seed, phase, 0, ids, torch.zeros_like(ids)) % rounds
+    return randomness.uniform(seed, draw, 0, ids, (t + start) // rounds) < share

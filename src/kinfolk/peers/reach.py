@@ -1,4 +1,4 @@
-"""Reach: whom each client can reach. By default everybody; with `[peers]` a set B_i of its own, fixed for the run.
+"""Reach: whom each client can reach. By default everybody; with `[peers]` a set B_i of its own.
 
 A `Network` gives, for the clients of a cohort, a `Reach`; a Reach gives, for a round, `Lists`: the ids each client may
 draw its peers from. Lists are ragged and lie one after another in one tensor, so memory grows with the number of pairs
@@ -8,19 +8,17 @@ same on every shard.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kinfolk import randomness
-from kinfolk.errors import UserError
-from kinfolk.settings import setting
 
 BLOCK = 2**22  # pairs of clients looked at together when random sets are drawn
+KEPT = 2**22  # pairs of a drawn graph that a run folder has room for; a larger one is drawn again
+REACHABLE = "reachable.csv"  # a run's own copy of who can reach whom
 
 
 class Lists(Protocol):
@@ -33,6 +31,19 @@ class Lists(Protocol):
 
     def take(self, places: Tensor) -> Tensor:
         """The ids at places [m, c] of each client's list; anything for places that are not in it."""
+
+
+class Peerage(Lists, Protocol):
+    """Lists that can also be asked who is in them, the client itself never."""
+
+    def contains(self, ids: Tensor) -> Tensor:
+        """Which of ids [m, e] are in their client's list: [m, e] bool."""
+
+    def alike(self, labels: Tensor, ids: Tensor) -> Lists:
+        """Only those with their client's own label; labels: [n], ids: [m] the clients whose lists these are."""
+
+    def padded(self, rows: Tensor) -> Tensor:
+        """The lists of the clients in rows [w]: [w, longest], -1 where there are no more."""
 
 
 class Everybody:
@@ -95,7 +106,6 @@ class Listed:
         return found, there & (ids >= 0)
 
     def contains(self, ids: Tensor) -> Tensor:
-        """Which of ids [m, e] are in their client's list: [m, e] bool."""
         return self._find(ids)[1]
 
     def places(self, ids: Tensor) -> Tensor:
@@ -108,12 +118,15 @@ class Listed:
         return self.keys[(places + self.starts[:, None]).clamp(0, self.keys.numel() - 1)] - self.rows * self.n
 
     def alike(self, labels: Tensor, ids: Tensor) -> Listed:
-        """Only those with their client's own label; labels: [n], ids: [m] the clients whose lists these are."""
         kept = labels[self.keys % self.n] == labels[ids][self.keys // self.n]
         return Listed(self.n, self.sizes.numel(), self.keys[kept])
 
+    def among(self, present: Tensor, ids: Tensor) -> Listed:
+        """Only those present [n] bool, and nobody for a client that is not; ids: [m] whose lists these are."""
+        kept = present[self.keys % self.n] & present[ids][self.keys // self.n]
+        return Listed(self.n, self.sizes.numel(), self.keys[kept])
+
     def padded(self, rows: Tensor) -> Tensor:
-        """The lists of the clients in rows [w]: [w, longest], -1 where there are no more."""
         sizes = self.sizes[rows, None]
         place = torch.arange(int(sizes.max()) if sizes.numel() else 0, device=rows.device)
         if not self.keys.numel():
@@ -125,8 +138,12 @@ class Listed:
 class Reach(Protocol):
     """Whom the clients of one cohort can reach, round by round."""
 
-    def at(self, t: int) -> Listed:
-        """The lists of round t, without the clients themselves."""
+    @property
+    def ever(self) -> Listed | None:
+        """Whom they can reach in some round; None: everybody."""
+
+    def at(self, t: int) -> Peerage:
+        """The lists of round t; of round 0, before the first, whom they can ever reach."""
 
 
 class Network(Protocol):
@@ -135,12 +152,28 @@ class Network(Protocol):
     def reach(self, ids: Tensor) -> Reach:
         """The part of it that the clients ids [m] know: theirs."""
 
+    def files(self) -> dict[str, str]:
+        """What a run folder keeps of it, name -> text, to go on without the user's files."""
+
+
+class Pairs(Network, Protocol):
+    """A network that is the same in every round."""
+
+    def reach(self, ids: Tensor) -> Steady: ...
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Client e of the first [s] can reach client e of the second [s]."""
+
 
 @dataclass(frozen=True)
 class Steady:
     """The same in every round."""
 
     lists: Listed
+
+    @property
+    def ever(self) -> Listed:
+        return self.lists
 
     def at(self, t: int) -> Listed:
         return self.lists
@@ -160,6 +193,13 @@ class RandomNetwork:
         peers = drawn + (drawn >= ids[:, None]).to(drawn.dtype)
         rows = torch.arange(ids.numel(), device=ids.device)[:, None].expand_as(peers)
         return Steady(Listed.of_pairs(self.n, ids.numel(), rows.reshape(-1), peers.reshape(-1)))
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        keys = self.reach(torch.arange(self.n)).lists.keys
+        return keys // self.n, keys % self.n
+
+    def files(self) -> dict[str, str]:
+        return {}
 
 
 def _subsets(seed: int, clients: Tensor, size: int, count: int) -> Tensor:
@@ -193,6 +233,7 @@ class PairNetwork:
     n: int
     client: Tensor
     peer: Tensor
+    drawn: bool = False  # from the seed, not read from a file
 
     def reach(self, ids: Tensor) -> Steady:
         row = torch.full((self.n,), -1, dtype=torch.int64, device=ids.device)
@@ -200,64 +241,13 @@ class PairNetwork:
         rows = row[self.client.to(ids.device)]
         return Steady(Listed.of_pairs(self.n, ids.numel(), rows[rows >= 0], self.peer.to(ids.device)[rows >= 0]))
 
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        return self.client, self.peer
+
+    def files(self) -> dict[str, str]:
+        return {} if self.drawn and self.client.numel() > KEPT else {REACHABLE: self.csv()}
+
     def csv(self) -> str:
         """The file that gives this network."""
         lines = (f"{client},{peer}\n" for client, peer in zip(self.client.tolist(), self.peer.tolist()))
         return "client,peer\n" + "".join(lines)
-
-
-@dataclass(frozen=True)
-class Access:
-    """Whom clients can reach."""
-
-    reachable: int | None = setting(None, "random others each client can reach in all rounds; none: everybody", ge=0)
-    reachable_from: str | None = setting(None, "CSV file of who can reach whom, columns client,peer; none: everybody")
-
-    def __post_init__(self) -> None:
-        if self.reachable is not None and self.reachable_from is not None:
-            raise UserError("both 'reachable' and 'reachable_from' say who can reach whom: leave one out")
-
-    def network(self, n: int, seed: int, kept: Path | None = None) -> tuple[Network | None, list[str]]:
-        """(who can reach whom, None for everybody; what the user should know). `kept`: a copy that stands in for the
-        file, if it exists."""
-        if self.reachable_from is not None:
-            path = kept if kept is not None and kept.exists() else Path(self.reachable_from)
-            return read_network(path, n)
-        if self.reachable is None:
-            return None, []
-        if self.reachable >= n - 1:
-            return None, [f"peers.reachable = {self.reachable}, but a client has only {n - 1} peers: it reaches all"]
-        return RandomNetwork(n, self.reachable, seed), []
-
-
-def read_network(path: Path, n: int) -> tuple[PairNetwork, list[str]]:
-    """Who can reach whom from a CSV file with the columns client and peer, and what the user should know of it."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            lines = list(csv.reader(file))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is not a CSV file: {error}") from None
-    if not lines or [cell.strip() for cell in lines[0]] != ["client", "peer"]:
-        raise UserError(f"{path}: the first line must be client,peer")
-    pairs = [_pair(cells, f"{path}, line {number}", n) for number, cells in enumerate(lines[1:], start=2) if cells]
-    others = [pair for pair in pairs if pair[0] != pair[1]]
-    notices = []
-    if len(others) < len(pairs):
-        notices.append(f"{path}: {len(pairs) - len(others)} lines in which a client reaches itself are ignored")
-    if alone := n - len({client for client, _ in others}):
-        notices.append(f"{path}: {alone} of {n} clients reach nobody and train alone")
-    found = torch.tensor(others, dtype=torch.int64).view(-1, 2)
-    return PairNetwork(n, found[:, 0], found[:, 1]), notices
-
-
-def _pair(cells: list[str], where: str, n: int) -> tuple[int, int]:
-    try:
-        client, peer = (int(cell) for cell in cells)
-    except ValueError:
-        raise UserError(f"{where}: '{','.join(cells)}' must be two clients' numbers") from None
-    for number in (client, peer):
-        if not 0 <= number < n:
-            raise UserError(f"{where}: there is no client {number}, only 0 to {n - 1}")
-    return client, peer

@@ -58,6 +58,7 @@ def run_table(metrics: Sequence[Row], title: str) -> Table:
         title,
         ("round", lambda row: f"{row['round']}"),
         ("accuracy\n%", lambda row: share(row["accuracy"])),
+        ("common\ntest %", lambda row: share(row.get("global_accuracy"))),
         ("before\nmixing", lambda row: share(row["before_mixing"])),
         ("worst\n10 %", lambda row: share(row["worst10"])),
         ("precision\n%", lambda row: share(row.get("neighbor_precision"))),

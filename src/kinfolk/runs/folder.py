@@ -40,7 +40,7 @@ from kinfolk.runs.tables import from_csv, to_csv
 from kinfolk.version import __version__
 
 CONFIG, METRICS, CLIENTS, SUMMARY = "config.toml", "metrics.jsonl", "clients.csv", "summary.json"
-REACHABLE = "reachable.csv"
+REACHABLE, AWAY = "reachable.csv", "away.csv"  # as `peers` calls them
 
 
 class Status(NamedTuple):
@@ -175,9 +175,10 @@ class RunFolder:
             self.graph.truncate(round)
             self._similarity.truncate(round)
 
-    def write_reachable(self, table: str) -> None:
-        """Keep a copy of the file that says who can reach whom, for when the run is resumed."""
-        self._replace(REACHABLE, table)
+    def keep(self, files: Mapping[str, str]) -> None:
+        """Keep copies, name -> text, of what the run was made from, for when it is resumed."""
+        for name, text in files.items():
+            self._replace(name, text)
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace the table of per-client results; its columns are the keys of the rows."""

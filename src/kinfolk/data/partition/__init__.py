@@ -9,6 +9,7 @@ from kinfolk.data.partition.base import (
     generator,
 )
 from kinfolk.data.partition.clusters import Iid, LabelSwap, Rotation, rotate
+from kinfolk.data.partition.common import with_common_test
 from kinfolk.data.partition.skew import Dirichlet, Pathological
 from kinfolk.data.partition.tasks import Alpha, Shards, constant_predictor_line, tuning_clients
 from kinfolk.data.partition.users import ByUser
@@ -43,4 +44,5 @@ __all__ = [
     "generator",
     "rotate",
     "tuning_clients",
+    "with_common_test",
 ]

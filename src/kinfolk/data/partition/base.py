@@ -48,6 +48,7 @@ class Split:
     swaps: Ints | None  # [n, 2] the two labels exchanged
     notes: list[str]  # what the reader of a result should know, one line each
     users: Ints | None = None  # [n] the user behind each client (by-user only)
+    common: Ints | None = None  # sorted indices of the test samples common to all, if there are any
 
     @property
     def cluster_names(self) -> list[str] | None:

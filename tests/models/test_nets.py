@@ -1,0 +1,86 @@
+"""The shipped nets: their sizes, their limits, and that every one of them has passes of its own."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import make_cohort, make_federation, tiny_experiment, train_plainly
+from kinfolk import UserError
+from kinfolk.config import read
+from kinfolk.models import NETS, make
+from kinfolk.models.stack import Stack, stack_of
+
+SHAPES = {
+    "linear": [(784,), (1, 28, 28)],
+    "mlp": [(784,), (1, 28, 28)],
+    "cnn": [(3, 32, 32), (1, 28, 28)],
+    "cnn4": [(3, 32, 32), (1, 28, 28)],
+    "cnn2": [(3, 32, 32), (1, 28, 28)],
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name in NETS for shape in SHAPES[name]])
+def test_every_net_has_passes_of_its_own(name: str, shape: tuple[int, ...], device: str) -> None:
+    if device == "cuda":
+        pytest.importorskip("triton")
+    net = NETS[name](shape, 10)
+    names = tuple(key for key, _ in net.named_parameters())
+    assert isinstance(stack_of(net, names, shape, torch.device(device), "float32"), Stack)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "options", "weights"),
+    [
+        ("cnn", (3, 32, 32), 10, {}, 73_418),
+        ("cnn4", (3, 32, 32), 10, {}, 878_538),
+        ("cnn4", (1, 28, 28), 62, {}, 608_702),
+        ("cnn4", (3, 32, 32), 10, {"padding": 2}, 2_156_490),
+        ("cnn4", (1, 16, 16), 10, {"hidden": 7}, 832 + 51_264 + 64 * 7 + 7 + 80),
+        ("cnn2", (1, 28, 28), 10, {}, 46_922),
+        ("cnn2", (1, 8, 8), 10, {"padding": 2}, 832 + 512 * 10 + 10),
+    ],
+)
+def test_sizes(name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any], weights: int) -> None:
+    net = NETS[name](shape, classes, **options)
+    assert sum(p.numel() for p in net.parameters()) == weights
+    assert net(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "words"),
+    [
+        ("cnn4", (1, 15, 28), {}, r"model 'cnn4' needs images .* \[1, 15, 28\], padding = 0"),
+        ("cnn4", (784,), {}, r"the data have \[784\]"),
+        ("cnn4", (3, 32, 32), {"hidden": 0}, "hidden = 0"),
+        ("cnn4", (3, 32, 32), {"padding": 5}, "padding = 5"),
+        ("cnn2", (1, 5, 5), {}, r"the data have \[1, 5, 5\]"),
+        ("cnn2", (1, 28, 28), {"padding": -1}, "padding = -1"),
+    ],
+)
+def test_what_a_net_cannot_take_is_one_line(
+    name: str, shape: tuple[int, ...], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        make(NETS[name], shape, 10, options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("cnn4", (3, 18, 17)), ("cnn2", (1, 9, 8))])
+def test_a_net_is_trained_as_by_a_plain_loop(name: str, shape: tuple[int, ...]) -> None:
+    def factory() -> nn.Module:
+        return NETS[name](shape, 3)
+
+    cohort = make_cohort(make_federation([9, 5], shape), factory)
+    cohort.train(1)
+    expected = train_plainly(cohort, factory, 1)
+    assert (cohort.weights - expected).abs().max() <= 1e-10 * expected.abs().max()
+
+
+def test_options_of_a_net_are_settings() -> None:
+    config = read(tiny_experiment(), ["model.name=cnn4", "model.padding=2", "model.hidden=30"])
+    assert config.model_options == {"hidden": 30, "padding": 2}
+    with pytest.raises(UserError, match=r"unknown key 'model\.hidden'"):
+        read(tiny_experiment(), ["model.name=cnn2", "model.hidden=3"])
