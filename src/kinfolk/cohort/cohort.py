@@ -343,7 +343,7 @@ class Cohort:
             return fused(self.weights, theirs, rows, shares, mine)
         mixed = torch.empty_like(self.weights)
         gaps = bool((rows < 0).any())
-        size = max(1, CACHE // (2 * self.layout.size * mixed.element_size())) if self.device.type == "cpu" else 2**10
+        size = max(1, CACHE // (16 * self.layout.size * mixed.element_size())) if self.device.type == "cpu" else 2**10
         for first in range(0, len(self), size):
             piece = slice(first, first + size)
             mixed[piece] = self.weights[piece] * mine[piece, None]
