@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk import Cohort, Federation, Training, engines
+from kinfolk import Cohort, Federation, Training, cli, engines
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.training import local_steps, plan
 from kinfolk.metrics import Edges
@@ -98,3 +100,43 @@ def tiny_experiment(**sections: Any) -> dict[str, Any]:
 def last_edges(engine: engines.Engine) -> Edges:
     """Who mixed with whom in the round just done."""
     return engines._joined([engines._edges(shard.cohort.round.edges) for shard in engine.shards])
+
+
+class Outcome(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """The one line that says what is wrong; progress may stand before it."""
+        lines = self.err.splitlines()
+        assert [line for line in lines if line.startswith("kinfolk: ")] == lines[-1:]
+        assert "Traceback" not in self.err
+        return lines[-1].removeprefix("kinfolk: ")
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """Standard output, which has to be one JSON object in one line."""
+        assert self.out.count("\n") == 1
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Call the command line in this process, where torch is imported already."""
+
+    def call(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["kinfolk", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Outcome(int(end.value.code or 0), *capsys.readouterr())
+
+    return call

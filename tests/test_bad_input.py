@@ -9,46 +9,16 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import tomli_w
 import torch
 
-from conftest import tiny_experiment
+from conftest import Command, tiny_experiment
 from kinfolk import cli
 from kinfolk.experiment import read_result
 from kinfolk.runs.folder import RunFolder
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def message(self) -> str:
-        """The one line that says what is wrong; progress may stand before it."""
-        lines = self.err.splitlines()
-        assert [line for line in lines if line.startswith("kinfolk: ")] == lines[-1:]
-        assert "Traceback" not in self.err
-        return lines[-1].removeprefix("kinfolk: ")
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*words: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["kinfolk", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return Outcome(int(end.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def write(name: str, text: str | None = None) -> None:

@@ -11,9 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,42 +22,12 @@ from PIL import Image
 from rich.console import Console
 
 import kinfolk
-from conftest import tiny_experiment
-from kinfolk import cli, methods
+from conftest import Command, Outcome, tiny_experiment
+from kinfolk import methods
 from kinfolk.experiment import read_result
 from kinfolk.progress import Reporter
 from kinfolk.runs.folder import RunFolder
 from kinfolk.runs.graph import read_graph
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """Standard output, which has to be one JSON object in one line."""
-        assert self.out.count("\n") == 1
-        value = json.loads(self.out)
-        assert isinstance(value, dict)
-        return value
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Call the command line in this process, where torch is imported already."""
-
-    def call(*words: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["kinfolk", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return Outcome(int(end.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture(autouse=True)

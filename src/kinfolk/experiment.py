@@ -299,7 +299,8 @@ def _rounds(
         for t in range(done + 1, total + 1):
             evaluate = t % config.run.evaluate_every == 0 or t in (1, total)
             engine.step(t, evaluate)
-            warm_up.after(t)
+            if warm_up.over(t) and (trouble := engine.shards[0].cohort.trouble()) is not None:
+                observer.notice(trouble)
             if evaluate or t % FETCH_ROUNDS == 0:
                 edges = _fetch_edges(folder, engine)
             if seen := engines.seen(engine):
@@ -339,10 +340,13 @@ class _WarmUp:
         self.begin = time.perf_counter()
         self.first_rounds = 0.0
 
-    def after(self, t: int) -> None:
-        if self.device.type == "cuda" and t == self.first + self.ROUNDS:
-            torch.cuda.synchronize(self.device)
-            self.first_rounds = time.perf_counter() - self.begin
+    def over(self, t: int) -> bool:
+        """Whether round t, just done, was the last of them."""
+        if self.device.type != "cuda" or t != self.first + self.ROUNDS:
+            return False
+        torch.cuda.synchronize(self.device)
+        self.first_rounds = time.perf_counter() - self.begin
+        return True
 
     def seconds(self, total: int) -> float | None:
         """None on a CPU, or if there were too few rounds to compare with."""

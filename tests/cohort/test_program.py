@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from conftest import make_cohort, make_federation
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.program import Derived, Explicit, program_for
+from kinfolk.cohort.replay import Replay
 from kinfolk.models import NETS
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -42,3 +44,12 @@ def test_another_net_is_computed_through_autograd_with_a_notice_that_says_why() 
     assert "several times slower" in notice
     assert "GELU" in notice
     assert program_for(net, Layout.of(net), (8,), CPU, "float32")[1] is None
+
+
+def test_steps_that_cannot_be_recorded_are_told() -> None:
+    cohort = make_cohort(make_federation([4, 4]), lambda: nn.Linear(6, 3))
+    assert cohort.trouble() is None
+    cohort._replay = Replay()
+    assert cohort.trouble() is None
+    cohort._replay.trouble = "it waits"
+    assert "it waits" in str(cohort.trouble())

@@ -82,3 +82,4 @@ def test_packing_into_a_given_room_is_the_same_list_padded() -> None:
         assert roomy.shape == (6, room)
         assert torch.equal(roomy[:, : exact.shape[1]], exact)
         assert (roomy[:, exact.shape[1] :] == -1).all()
+    assert torch.equal(pack(mask, ids, 2), exact[:, :2])  # what finds no room is left out

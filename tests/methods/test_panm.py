@@ -9,10 +9,10 @@ from torch import Tensor, nn
 import kinfolk
 from conftest import last_edges, make_federation, tiny_experiment
 from kinfolk import Training, engines
-from kinfolk.cohort.cohort import initial_model
+from kinfolk.cohort.cohort import Cohort, initial_model
 from kinfolk.config import read
 from kinfolk.errors import UserError
-from kinfolk.matching.lists import choose
+from kinfolk.matching.lists import choose, contains
 from kinfolk.matching.similarity import cosines
 from kinfolk.methods.panm import PANM
 from kinfolk.peers.faults import Faults
@@ -188,6 +188,22 @@ def test_confirmed_neighbors_are_the_k_best_by_loss_of_the_2k_best_by_gradient()
         changed += set(kept) != set(near[:2])
     assert changed > 0
     assert received(engine) == [8] * N  # confirming costs no message
+
+
+def test_updates_may_propose_but_only_a_loss_puts_an_old_neighbor_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(neighbors=2, candidates=8, preset="robust")
+    engine.step(1, False)
+    shard = engine.shards[0]
+    old = shard.state.neighbors.clone()
+    among = lambda ids: contains(old, ids)  # noqa: E731
+    unlike = lambda self, cohort, pool, ids, update: torch.where(among(ids), -1.0, 1.0).double()  # noqa: E731
+    monkeypatch.setattr(PANM, "_similarity", unlike)
+    monkeypatch.setattr(Cohort, "losses", lambda self, pool, ids: torch.where(among(ids), 0.1, 1.0).double())
+    engine.step(2, False)
+    assert rows(shard.state.neighbors) == rows(old)
+    monkeypatch.setattr(Cohort, "losses", lambda self, pool, ids: torch.where(among(ids), 1.0, 0.1).double())
+    engine.step(3, False)
+    assert all(not a & b for a, b in zip(rows(shard.state.neighbors), rows(old)))
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])

@@ -127,6 +127,12 @@ class Cohort:
         """[m] Clients that offer nothing to their peers this round."""
         return self.round.absent | self.round.quarantined
 
+    def trouble(self) -> str | None:
+        """Why the local steps are launched one by one on a GPU instead of being replayed, if they are."""
+        if self._replay is None or self._replay.trouble is None:
+            return None
+        return f"local steps cannot be recorded for this GPU, which makes small models slower: {self._replay.trouble}"
+
     def away(self) -> Tensor:
         """[m] Clients that are absent this round."""
         return self.round.absent
@@ -344,12 +350,11 @@ class Cohort:
         mixed = torch.empty_like(self.weights)
         gaps = bool((rows < 0).any())
         size = max(1, CACHE // (16 * self.layout.size * mixed.element_size())) if self.device.type == "cpu" else 2**10
+        columns = rows.shape[1] if theirs.shape[0] else 0
         for first in range(0, len(self), size):
             piece = slice(first, first + size)
             mixed[piece] = self.weights[piece] * mine[piece, None]
-            for column in range(
-                rows.shape[1] if theirs.shape[0] else 0
-            ):  # in the order of the list: the sum does not depend on shards
+            for column in range(columns):  # in the order of the list: the sum does not depend on shards
                 their = theirs[rows[piece, column].clamp(min=0)]
                 if gaps:  # whatever lies in the row that stands in for a missing one must not count, not even times 0
                     their = their.masked_fill(rows[piece, column, None] < 0, 0.0)

@@ -7,7 +7,7 @@ ReLU are taken before anything is stored; what is kept for the way back is which
 
 Everything lies channels last, [m, b, H, W, C]. The first layer picks its images by index from the data set, whose few
 channels are padded to four: then all taps of a row of the filter lie next to one another in memory, and count as one
-tap with four times as many channels; a small filter is taken as a whole.
+tap with four times as many channels (several rows can be one tap, too: `Convolution.cut`).
 
 Names inside the programs: H, W, C inputs, OC output channels, PH, PW pooled pixels, KS side of the filter, TAPS and
 DEPTH how the sum is cut (KS·KS taps of C channels; first layer: taps of ROWS rows of KS·4 numbers, each padded to

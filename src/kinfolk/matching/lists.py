@@ -37,7 +37,7 @@ def best(lists: Tensor, scores: Tensor, count: int) -> Tensor:
 def pack(mask: Tensor, ids: Tensor, room: int | None = None) -> Tensor:
     """Keep the ids [m, w] where the mask [m, w] holds, moved to the left in their order: [m, longest row].
 
-    With `room` the result has that many columns, which must be enough: then nothing waits for a GPU to tell.
+    With `room` the result has just that many columns, and nothing waits for a GPU to tell how many there are.
     """
     counts = mask.sum(dim=1)
     if room is not None:

@@ -191,7 +191,7 @@ class PANM:
         here = choose(cohort.seed, "aggregate", t, cohort.ids, same, self.neighbors)
         others = choose(cohort.seed, "aggregate more", t, cohort.ids, rest, self.neighbors)
         both = torch.cat([here, others], dim=1)
-        return torch.nn.functional.pad(pack(both >= 0, both), (0, self.neighbors), value=-1)[:, : self.neighbors]
+        return pack(both >= 0, both, self.neighbors)
 
     def _closest(self, looked_at: Tensor, similarity: Tensor, old: Tensor) -> Tensor:
         """When a matching leaves nobody: the most similar of the list, or of all that answered."""
