@@ -59,7 +59,7 @@ class Shard:
         """One round of the method."""
         faults = self.peers.faults
         absent = faults.away(self.cohort.seed, t, self.cohort.ids) if faults.absent else None
-        self.cohort.begin(absent, evaluate, self._watch(t, evaluate))
+        self.cohort.begin(absent, evaluate, self._watch(t, evaluate), t)
         self.state = self.method.step(t, self.cohort, self.state, self.peers)
         self.quarantined += self.cohort.round.quarantined
         self.mixed.append((t, self.cohort.round.edges))

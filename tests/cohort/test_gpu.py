@@ -125,7 +125,7 @@ def test_losses_and_mixing_are_those_of_a_cpu() -> None:
 
 def test_a_client_that_diverges_is_put_back_and_nobody_uses_it() -> None:
     cohort = cohort_of("mlp", EQUAL, "cuda", "float32")
-    cohort._train_x[cohort.data.train.starts[2]] = torch.nan
+    cohort.train_x[cohort.data.train.starts[2]] = torch.nan
     before = cohort.weights.clone()
     cohort.train(1)
     assert cohort.round.quarantined.nonzero().flatten().tolist() == [2]

@@ -83,7 +83,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two cores' worth of threads, and no step too small for them."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    monkeypatch.setattr("kinfolk.cohort.cohort.SMALL", 0)
+    monkeypatch.setattr("kinfolk.cohort.room.SMALL", 0)
     yield
     torch.set_num_threads(before)
 
@@ -102,12 +102,12 @@ def test_chunks_side_by_side_give_the_numbers_of_one_after_the_other(
         threaded = together.train(t), together.evaluate().loss
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
-        assert alone._workers(5, 8) == 1
+        assert alone.room.workers(5, 8) == 1
         plain = alone.train(t), alone.evaluate().loss
         torch.set_num_threads(2)
         assert all(torch.equal(a, b) for a, b in zip(threaded, plain))
     assert torch.equal(together.weights, alone.weights)
-    assert together._workers(5, 8) == (1 if factory is Users else 2)
+    assert together.room.workers(5, 8) == (1 if factory is Users else 2)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -24,10 +24,13 @@ def check(augment: str | None, input_shape: tuple[int, ...]) -> None:
         raise UserError(f"training.augment = '{augment}' needs images [C, H, W], the data have {list(input_shape)}")
 
 
-def draw(seed: int, t: int, ids: Tensor, steps: int, width: int) -> Tensor:
-    """The looks of round t: [m, steps, width], for each place of each client's batches."""
+def draw(seed: int, t: int, ids: Tensor, steps: int, width: int, purpose: str = "batch") -> Tensor:
+    """The looks of round t: [m, steps, width], for each place of each client's batches of that purpose."""
     index = (torch.arange(steps, device=ids.device) << 32)[:, None] + torch.arange(width, device=ids.device)
-    return randomness.bits(seed, "augment", t, ids[:, None, None], index) % LOOKS
+    return (
+        randomness.bits(seed, "augment" if purpose == "batch" else f"augment/{purpose}", t, ids[:, None, None], index)
+        % LOOKS
+    )
 
 
 def seen(x: Tensor, index: Tensor, looks: Tensor) -> Tensor:

@@ -8,6 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from kinfolk.errors import UserError
+
+
+@dataclass(frozen=True)
+class Division:
+    """A model as a body that may be shared and a head of one's own: columns of a row of `weights[m, d]`."""
+
+    body: slice
+    head: slice  # the last linear layer
+    proxy: slice  # in the body: the weight of its last layer
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -28,6 +39,20 @@ class Layout:
             size += math.prod(shape)
         names = tuple(name for name, _ in trainable)
         return cls(names, tuple(shape for _, shape in trainable), tuple(offsets), size)
+
+    def divide(self, module: nn.Module) -> Division:
+        """The head is the last linear layer; whatever comes before it is the body."""
+        owners = [name.rpartition(".")[0] for name in self.names]
+        if not owners or not isinstance(module.get_submodule(owners[-1]), nn.Linear):
+            raise UserError("the model has no head to keep: its last parameters are not those of a linear layer")
+        first = owners.index(owners[-1])
+        matrices = [i for i in range(first) if len(self.shapes[i]) > 1]
+        if len(set(owners[first:])) > 1 or not matrices:
+            raise UserError("the model has no body to share: there is no layer before its last linear one")
+        start = self.offsets[first]
+        last = self.offsets[matrices[-1]]
+        proxy = slice(last, last + math.prod(self.shapes[matrices[-1]]))
+        return Division(slice(0, start), slice(start, self.size), proxy)
 
     def flatten(self, module: nn.Module) -> Tensor:
         """The module's parameters as one row [d]."""

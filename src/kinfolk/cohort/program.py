@@ -27,6 +27,9 @@ class Program(Protocol):
     def slots(self, block: Tensor) -> list[Tensor]:
         """The models [m, d] as the tensors that gradients are taken of; changing them changes the models."""
 
+    def within(self, slots: list[Tensor], columns: slice) -> list[Tensor]:
+        """What of the slots (or of gradients of theirs) lies in these columns of the models, whole parameters only."""
+
     def gradients(
         self,
         slots: list[Tensor],
@@ -59,6 +62,9 @@ class Explicit:
 
     def slots(self, block: Tensor) -> list[Tensor]:
         return [block]
+
+    def within(self, slots: list[Tensor], columns: slice) -> list[Tensor]:
+        return [slots[0][:, columns]]
 
     def gradients(
         self,
@@ -95,6 +101,10 @@ class Derived:
 
     def slots(self, block: Tensor) -> list[Tensor]:
         return list(self.layout.views(block).values())
+
+    def within(self, slots: list[Tensor], columns: slice) -> list[Tensor]:
+        places = zip(slots, self.layout.offsets)
+        return [slot for slot, start in places if columns.start <= start < columns.stop]
 
     def gradients(
         self,

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from kinfolk import kernels, randomness
 from kinfolk.cohort import augment
 from kinfolk.cohort.program import Program
+from kinfolk.cohort.steer import Steer
 from kinfolk.settings import setting
 
 
@@ -75,8 +77,13 @@ def local_steps(sizes: Tensor, training: Training) -> Tensor:
     return batches * training.epochs
 
 
-def plan(seed: int, t: int, ids: Tensor, starts: Tensor, sizes: Tensor, training: Training) -> Plan:
-    """Draw the batches of round t. `sizes` [m] lives on the CPU; `ids` and `starts` [m] on the cohort's device."""
+def plan(
+    seed: int, t: int, ids: Tensor, starts: Tensor, sizes: Tensor, training: Training, purpose: str = "batch"
+) -> Plan:
+    """Draw the batches of round t. `sizes` [m] lives on the CPU; `ids` and `starts` [m] on the cohort's device.
+
+    Different purposes draw different batches.
+    """
     device = ids.device
     size = training.batch_size
     steps = local_steps(sizes, training)
@@ -87,7 +94,7 @@ def plan(seed: int, t: int, ids: Tensor, starts: Tensor, sizes: Tensor, training
     counts = (sizes[:, None] - batch * size).clamp(max=size)
     counts = torch.where(step < steps[:, None], counts, 0)
 
-    order = randomness.permutations(seed, "batch", t, ids, sizes, epochs)  # [m, epochs, widest]
+    order = randomness.permutations(seed, purpose, t, ids, sizes, epochs)  # [m, epochs, widest]
     widest = order.shape[2]
     order = order.flatten(1)
     width = min(size, widest)
@@ -97,7 +104,7 @@ def plan(seed: int, t: int, ids: Tensor, starts: Tensor, sizes: Tensor, training
     chosen = order.gather(1, position.flatten(1)).view(position.shape)
     if int(sizes.min()) < widest:  # padding points at a client's first sample, which is always there
         chosen = torch.where(chosen < sizes.to(device)[:, None, None], chosen, 0)
-    looks = None if training.augment is None else augment.draw(seed, t, ids, step.numel(), width)
+    looks = None if training.augment is None else augment.draw(seed, t, ids, step.numel(), width, purpose)
     return Plan(starts[:, None, None] + chosen, counts, looks=looks)
 
 
@@ -107,17 +114,29 @@ def rates(plan: Plan, lr: float, dtype: torch.dtype) -> Tensor:
 
 
 def train_chunk(
-    program: Program, block: Tensor, x: Tensor, y: Tensor, plan: Plan, steps: Tensor, training: Training
+    program: Program,
+    block: Tensor,
+    x: Tensor,
+    y: Tensor,
+    plan: Plan,
+    steps: Tensor,
+    training: Training,
+    part: slice | None = None,
+    steer: Steer | None = None,
+    beside: Sequence[Tensor] = (),
 ) -> Tensor:
     """Take the planned steps in place on the models `block` [m, d]; mean loss [m] of the steps.
 
     x: [N, ...] and y: [N] are the samples of the whole cohort, as `program.samples` gave them or, if the plan has
-    looks, as they are; steps: [steps, m] the sizes of the steps.
+    looks, as they are; steps: [steps, m] the sizes of the steps; part: the only columns that move; steer: what is done
+    to a gradient before the step, given the tensors `beside` [m, d] that go with it.
     """
     velocity: list[Tensor] = []
     spare: list[Tensor] | None = None
     total = torch.zeros(block.shape[0], dtype=torch.float64, device=x.device)
     slots = program.slots(block)
+    moving = slots if part is None else program.within(slots, part)
+    others = [program.slots(tensor) for tensor in beside]
     for number, (width, share) in enumerate(zip(plan.widths(), plan.shares())):
         index = plan.index[:, number, :width]
         labels, images = y[index], x
@@ -125,8 +144,11 @@ def train_chunk(
             images = program.samples(augment.seen(x, index, plan.looks[:, number, :width]))
             index = torch.arange(index.numel(), device=x.device).view(index.shape)
         loss, gradients = program.gradients(slots, images, labels, index, share, spare)
-        velocity = descend(slots, velocity, gradients, steps[number], training)
-        spare = gradients if velocity[0] is not gradients[0] or not training.momentum else None
+        if steer is not None:
+            steer.bend(slots, gradients, *others)
+        ways = gradients if part is None else program.within(gradients, part)
+        velocity = descend(moving, velocity, ways, steps[number], training)
+        spare = gradients if velocity[0] is not ways[0] or not training.momentum else None
         total += loss
     return total / (steps > 0).sum(dim=0).clamp(min=1)
 

@@ -155,7 +155,7 @@ def _filters_backward(
         here = live[:, None] & (o < OC)[None, :]
         g = tl.load(grad + at, mask=here, other=0.0)
         won = tl.load(winner + at, mask=here, other=DEAD)
-        total += tl.sum(tl.where(won < DEAD, g, 0.0), axis=0)
+        total += tl.sum(tl.where(won < DEAD, g, 0.0).to(tl.float32), axis=0)
         for number in tl.static_range(GROUP):
             for pos in tl.static_range(POOL * POOL):
                 y = top + pos // POOL + (group + number if FIRST else (group + number) // KS)
@@ -300,7 +300,7 @@ class Convolution:
         """[m, b, PH, PW, O] and, to `keep` for the way back, which pixel of each window won. index: [m, b]."""
         index = index.contiguous()
         clients, images = index.shape
-        out = torch.empty((clients, images, *self.out_size, self.filters), device=x.device, dtype=torch.float32)
+        out = torch.empty((clients, images, *self.out_size, self.filters), device=x.device, dtype=_stored(precision))
         winner = torch.empty(out.shape, device=x.device, dtype=torch.int8) if keep else None
         rows, warps = self.tiles["forward"]
         grid = (triton.cdiv(images * self.out_size[0] * self.out_size[1], rows), clients)
@@ -335,7 +335,8 @@ class Convolution:
 
     def _inputs(self, filters: Tensor, winner: Tensor, grad: Tensor, images: int, precision: str) -> Tensor:
         clients = grad.shape[0]
-        out = torch.empty((clients, images, self.height, self.width, self.channels), device=grad.device)
+        shape = (clients, images, self.height, self.width, self.channels)
+        out = torch.empty(shape, device=grad.device, dtype=_stored(precision))
         rows, warps = self.tiles["inputs"]
         blocks = [-(-side // self.pool) for side in (self.height, self.width)]
         grid = (triton.cdiv(images * blocks[0] * blocks[1], rows), clients)
@@ -360,6 +361,11 @@ class Convolution:
 def _unroll(taps: int, precision: str) -> int:
     """Loops over taps are written out, which shares loads; not where products take three passes: they would not fit."""
     return 1 if precision == "float32" or taps > 9 else taps
+
+
+def _stored(precision: str) -> torch.dtype:
+    """What is kept between layers, on the way up and down: in bf16 it is rounded when it is multiplied anyway."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def _power(number: int) -> int:

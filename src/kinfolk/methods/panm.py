@@ -11,7 +11,8 @@ keep whoever belongs to the upper one; average with k of the list.
 Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so
 it does not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
 `matching/mixture.py`. Preset "paper" is otherwise as printed. Preset "robust" takes -log F for 1/F, confirms the choice
-of stage one by loss, and in stage two judges by the drift alone, with a memory (`matching/evidence.py`).
+of stage one by loss but averages with any k that have drifted like the chosen ones, and in stage two judges by the
+drift alone, with a memory (`matching/evidence.py`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from kinfolk.peers.base import Peers, Pool
 from kinfolk.settings import setting
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"loss_score": "inverse", "confirm": False, "matcher": "mixture"},
-    "robust": {"loss_score": "log", "confirm": True, "matcher": "evidence"},
+    "paper": {"loss_score": "inverse", "confirm": False, "mingle": False, "matcher": "mixture"},
+    "robust": {"loss_score": "log", "confirm": True, "mingle": True, "matcher": "evidence"},
 }
 
 
@@ -65,6 +66,9 @@ class PANM:
     loss_score: Literal["inverse", "log"] | None = setting(None, "similarity from a loss: 1/F or -log F; none: preset")
     confirm: bool | None = setting(
         None, "stage one by gradient: best k by loss of old neighbors and likest, 2k in all; none: preset"
+    )
+    mingle: bool | None = setting(
+        None, "stage one: average with any k that drift like the k most similar, not with those; none: preset"
     )
     matcher: Literal["mixture", "evidence"] | None = setting(
         None, "stage two: hard EM, or drift with memory; none: preset"
@@ -134,8 +138,20 @@ class PANM:
         found = confident(looked_at, similarity, self.neighbors)
         kept = torch.where((found < 0).all(dim=1)[:, None], neighbors, found)  # nobody answered: the list stays
         cohort.watch(*compared, neighbors, kept, self._similarity, update=update)
-        cohort.mix(pool, found)
+        cohort.mix(pool, self._mingled(t, cohort, pool, compared[0], found, update) if self.mingle else found)
         return kept
+
+    def _mingled(self, t: int, cohort: Cohort, pool: Pool, looked_at: Tensor, found: Tensor, update: Tensor) -> Tensor:
+        """k at random of all who were looked at and have drifted as those who were found have.
+
+        The most similar are mostly those averaged with before. Who keeps to them ends in a small circle, which learns
+        too little from outside and overfits: lists of kin alone, and still worse models.
+        """
+        drift = self._drift(cohort, pool, looked_at, update)
+        nothing = torch.full_like(drift, torch.nan), torch.zeros_like(drift[:, 0])
+        kin = judge(drift, contains(found, looked_at), *nothing, rate=1.0, limit=self.limit).kin
+        same = torch.where(kin, looked_at, -1)
+        return self._first(cohort, t, same, torch.where(contains(same, found), -1, found))
 
     def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, update: Tensor) -> State:
         """HNM: who of some listed neighbors (S) and some strangers (C) is kin (H)."""

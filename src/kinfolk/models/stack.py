@@ -309,7 +309,7 @@ def _affine(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def _product(a: Tensor, b: Tensor, precision: str) -> Tensor:
     """a @ b for every client; with "bf16" factors and results are rounded, the sums are not."""
     if precision == "bf16":
-        return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16)).to(a.dtype)
+        return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16)).to(torch.promote_types(a.dtype, b.dtype))
     return torch.bmm(a, b)
 
 
