@@ -1,6 +1,6 @@
 """One file per method. Importing this package registers them all."""
 
-from kinfolk.methods import centralized, cfl, fedavg, fedsem, fixed, ifca, local, oracle, panm, pens, random
+from kinfolk.methods import centralized, cfl, fedavg, fedsem, fixed, gossip, ifca, local, oracle, panm, pens, random
 from kinfolk.methods.registry import Method, find, names, register, shared, summary
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "fedsem",
     "find",
     "fixed",
+    "gossip",
     "ifca",
     "local",
     "names",

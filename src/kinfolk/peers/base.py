@@ -126,21 +126,23 @@ class Peers:
         self._offered = tuple(tensors)
         self.exchange.publish(t, torch.where(self.host.silent(), -1, self.host.ids), tensors)
 
-    def pull(self, t: int, ids: Tensor, names: Sequence[str] = ("weights",)) -> Pool:
+    def pull(self, t: int, ids: Tensor, names: Sequence[str] = ("weights",), facts: bool = False) -> Pool:
         """Ask for the clients ids [m, k] (-1: none). Whoever did not publish, or whose answer is lost, is not there.
 
         Nor is a peer that is out of reach in this round. The first of `names` is the model. Asking for somebody who is
-        out of reach in all rounds is a mistake in the method: `sample` never draws such a peer.
+        out of reach in all rounds is a mistake in the method: `sample` never draws such a peer. `facts` are small: who
+        asks whom, a few numbers. Their bytes count, but they are no models.
         """
         if self.reach is not None:
             ids = _now(self.reach, t, ids)
         here, tensors = self.exchange.fetch(t, ids, names)
         pool = Pool(self.n, here, tensors, lambda asked: self._arrives(t, asked))
         answers = (pool.rows(ids) >= 0).sum(dim=1)
-        self.models_received += answers
-        size = row_numbers(tensors[names[0]])
-        self.vectors_received += answers * sum(row_numbers(tensors[name]) == size for name in names)
-        self.peak_received = torch.maximum(self.peak_received, answers)
+        if not facts:
+            self.models_received += answers
+            size = row_numbers(tensors[names[0]])
+            self.vectors_received += answers * sum(row_numbers(tensors[name]) == size for name in names)
+            self.peak_received = torch.maximum(self.peak_received, answers)
         self.bytes_received += answers * sum(row_bytes(tensors[name]) for name in names)
         return pool
 
