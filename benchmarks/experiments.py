@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--experiments", default=",".join(EXPERIMENTS), help="some of them, with commas")
     parser.add_argument("--clients", default="100,1000", help="numbers of clients, with commas")
-    parser.add_argument("--rounds", type=int, default=None, help="above 100 clients a tenth of it is run")
+    parser.add_argument("--rounds", type=int, default=None, help="above 100 clients a third of it is run")
     parser.add_argument("--precisions", default="float32", help="one or several, with commas")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result")
     options = parser.parse_args()
@@ -184,7 +184,7 @@ def main() -> None:
     for name in options.experiments.split(","):
         for n in (int(word) for word in options.clients.split(",")):
             for precision in options.precisions.split(","):
-                row = measure(name, n, rounds if n <= 100 else max(1, rounds // 10), precision, device)
+                row = measure(name, n, rounds if n <= 100 else max(1, rounds // 3), precision, device)
                 rows.append(row)
                 shares = ", ".join(f"{part} {100 * share:.1f} %" for part, share in row["share"].items())
                 print(

@@ -39,18 +39,51 @@ def rounds(cohort: Cohort, count: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("sizes", [EQUAL, RAGGED], ids=["equal", "ragged"])
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-4), ("tf32", 0.2), ("bf16", 0.4)])
-def test_training_is_that_of_a_cpu(name: str, sizes: list[int], precision: str, bound: float) -> None:
+def test_training_is_that_of_a_cpu(name: str, sizes: list[int]) -> None:
     """Four rounds: run, recorded, and twice replayed. A client's bound is on the way its model has gone; rounding turns
     some maxima of a convolutional net around, so the median client is held to it, and nobody may go another way."""
-    on_gpu = cohort_of(name, sizes, "cuda", precision)
+    on_gpu = cohort_of(name, sizes, "cuda", "float32")
     assert isinstance(on_gpu.program, Explicit)
     right = rounds(cohort_of(name, sizes, "cpu", "float64"), 4)
     errors = (rounds(on_gpu, 4) - right).norm(dim=1) / right.norm(dim=1)
-    assert float(errors.median()) < bound
-    assert float(errors.max()) < max(0.5, bound)
+    assert float(errors.median()) < 1e-4
+    assert float(errors.max()) < 0.5
     assert on_gpu._replay is not None
     assert on_gpu._replay.trouble is None
+
+
+def each_round(cohort: Cohort, count: int) -> torch.Tensor:
+    """What each of `count` rounds changes when it begins from the common start: [count, m, d], CPU, float64."""
+    found = []
+    for t in range(1, count + 1):
+        cohort.weights = cohort.initial.expand(len(cohort), -1).clone()
+        cohort.train(t)
+        found.append((cohort.weights - cohort.initial).cpu().double())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("sizes", [EQUAL, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_coarser_training_is_as_near_as_pytorch_comes_in_that_precision(
+    name: str, sizes: list[int], precision: str
+) -> None:
+    """Rounding turns ReLUs and winners of pooling windows over, so how far training is off depends on the net: the
+    bound is twice what autograd and PyTorch's own layers are off in the same precision. One round at a time, four of
+    them: run, recorded, and twice replayed."""
+    right = each_round(cohort_of(name, sizes, "cpu", "float64"), 4)
+    ours, theirs = (cohort_of(name, sizes, "cuda", precision) for _ in range(2))
+    theirs.program = Derived(theirs.model, theirs.layout, precision, theirs.device)
+    theirs.train_x = theirs.data.train.x
+    errors, known = (
+        (each_round(cohort, 4) - right).norm(dim=2) / right.norm(dim=2).clamp(min=1e-12) for cohort in (ours, theirs)
+    )
+    assert isinstance(ours.program, Explicit)
+    for mine, plain in zip(errors, known):
+        assert float(mine.median()) < 2 * float(plain.median()) + 1e-4
+        assert float(mine.max()) < 0.5
+    assert ours._replay is not None
+    assert ours._replay.trouble is None
 
 
 @pytest.mark.parametrize("sizes", [EQUAL, RAGGED], ids=["equal", "ragged"])

@@ -85,13 +85,6 @@ def test_a_convolution_and_its_gradients_are_those_of_autograd(
     assert max(errors.values()) < 1e-6, errors
 
 
-@pytest.mark.parametrize(("kernel", "padding"), [(3, 0), (3, 1), (2, 1)])
-def test_a_first_layer_can_take_its_whole_filter_at_once(kernel: int, padding: int) -> None:
-    conv = Convolution(3, 8, kernel, padding, 2, (9, 8), first=True)
-    conv.cut(rows=kernel)
-    assert max(compare(conv, True).values()) < 1e-6
-
-
 @on_gpu
 @pytest.mark.parametrize(("precision", "bound"), [("tf32", 0.05), ("bf16", 0.2)])
 @pytest.mark.parametrize("first", [True, False])

@@ -112,6 +112,8 @@ class TrainingLoop:
     def first(self) -> Tensor:
         """The updates [m, d] of round 1 on the batches that the cohort draws."""
         cohort, part = self.cohort, self.cohort.data.train
+        for module in self.modules:
+            cohort.layout.load(cohort.initial, module)
         batches = plan(cohort.seed, 1, cohort.ids, part.starts, part.sizes, cohort.training)
         self._round(1, lambda i: (row[:count] for row, count in zip(batches.index[i], batches.counts[i].tolist())))
         return torch.stack([cohort.layout.flatten(module) for module in self.modules]) - cohort.initial

@@ -7,11 +7,11 @@ ReLU are taken before anything is stored; what is kept for the way back is which
 
 Everything lies channels last, [m, b, H, W, C]. The first layer picks its images by index from the data set, whose few
 channels are padded to four: then all taps of a row of the filter lie next to one another in memory, and count as one
-tap with four times as many channels (several rows can be one tap, too: `Convolution.cut`).
+tap with four times as many channels.
 
 Names inside the programs: H, W, C inputs, OC output channels, PH, PW pooled pixels, KS side of the filter, TAPS and
-DEPTH how the sum is cut (KS·KS taps of C channels; first layer: taps of ROWS rows of KS·4 numbers, each padded to
-WIDE), CB and OB tiles of channels.
+DEPTH how the sum is cut (KS·KS taps of C channels; first layer: KS taps, a row of KS·4 numbers each), CB and OB tiles
+of channels.
 """
 
 from __future__ import annotations
@@ -47,30 +47,20 @@ def _images(x, index, client, image, images, live, size, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _patch(base, y, x, live, c, H, W, C, DEPTH, ROWS: tl.constexpr, WIDE: tl.constexpr, PAD: tl.constexpr):
-    """Inputs [rows, columns] from pixel (y, x) on, of the images at `base` [rows].
-
-    Column c is number c % WIDE (of DEPTH) in row c // WIDE (of ROWS) below the filter.
-    """
-    inside = c % WIDE
-    here = live[:, None] & (inside < DEPTH)[None, :]
-    place = (base + (y * W + x) * C)[:, None] + inside[None, :]
-    if ROWS > 1:
-        here = here & (c // WIDE < ROWS)[None, :]
-        place += ((c // WIDE) * (W * C))[None, :]
+def _patch(base, y, x, live, c, H, W, C, DEPTH, PAD: tl.constexpr):
+    """Inputs [rows, columns] from pixel (y, x) on, of the images at `base` [rows]: the first DEPTH numbers."""
+    here = live[:, None] & (c < DEPTH)[None, :]
     if PAD > 0:
-        row = y[:, None] + (c // WIDE)[None, :]
-        column = x[:, None] + (inside // C)[None, :]
-        here = here & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    return tl.load(place, mask=here, other=0.0)
+        column = x[:, None] + (c // C)[None, :]
+        here = here & (y >= 0)[:, None] & (y < H)[:, None] & (column >= 0) & (column < W)
+    return tl.load((base + (y * W + x) * C)[:, None] + c[None, :], mask=here, other=0.0)
 
 
 @triton.jit
-def _filter(w, tap, c, o, OC, DEPTH, ROWS: tl.constexpr, WIDE: tl.constexpr):
+def _filter(w, tap, c, o, OC, DEPTH):
     """One tap of the filter: [columns, OC]."""
-    here = ((c % WIDE < DEPTH) & (c // WIDE < ROWS))[:, None] & (o < OC)[None, :]
-    row = (tap * ROWS + c // WIDE) * DEPTH + c % WIDE
-    return tl.load(w + row[:, None] * OC + o[None, :], mask=here, other=0.0)
+    here = (c < DEPTH)[:, None] & (o < OC)[None, :]
+    return tl.load(w + (tap * DEPTH + c)[:, None] * OC + o[None, :], mask=here, other=0.0)
 
 
 @triton.jit
@@ -84,7 +74,7 @@ def _larger(best, first, other, place):
 def _forward(
     x, index, w, bias, out, winner, images, bias_stride, H, W, OC, PH, PW,
     C: tl.constexpr, KS: tl.constexpr, TAPS: tl.constexpr, DEPTH: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, KEEP: tl.constexpr, CB: tl.constexpr, OB: tl.constexpr,
+    FIRST: tl.constexpr, KEEP: tl.constexpr, CB: tl.constexpr, OB: tl.constexpr,
     BM: tl.constexpr, DOT: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -98,7 +88,7 @@ def _forward(
     left = (q % PW) * POOL - PAD
     c = tl.arange(0, CB)
     o = tl.arange(0, OB)
-    w += client * TAPS * ROWS * DEPTH * OC
+    w += client * TAPS * DEPTH * OC
     acc0 = tl.zeros([BM, OB], dtype=tl.float32)
     acc1 = tl.zeros([BM, OB], dtype=tl.float32)
     acc2 = tl.zeros([BM, OB], dtype=tl.float32)
@@ -106,12 +96,12 @@ def _forward(
     for tap in tl.range(0, TAPS, loop_unroll_factor=UNROLL):
         y = top + (tap if FIRST else tap // KS)
         px = left + (0 if FIRST else tap % KS)
-        f = _filter(w, tap, c, o, OC, DEPTH, ROWS, WIDE)
-        acc0 = _dot(_patch(base, y, px, live, c, H, W, C, DEPTH, ROWS, WIDE, PAD), f, acc0, DOT)
+        f = _filter(w, tap, c, o, OC, DEPTH)
+        acc0 = _dot(_patch(base, y, px, live, c, H, W, C, DEPTH, PAD), f, acc0, DOT)
         if POOL == 2:
-            acc1 = _dot(_patch(base, y, px + 1, live, c, H, W, C, DEPTH, ROWS, WIDE, PAD), f, acc1, DOT)
-            acc2 = _dot(_patch(base, y + 1, px, live, c, H, W, C, DEPTH, ROWS, WIDE, PAD), f, acc2, DOT)
-            acc3 = _dot(_patch(base, y + 1, px + 1, live, c, H, W, C, DEPTH, ROWS, WIDE, PAD), f, acc3, DOT)
+            acc1 = _dot(_patch(base, y, px + 1, live, c, H, W, C, DEPTH, PAD), f, acc1, DOT)
+            acc2 = _dot(_patch(base, y + 1, px, live, c, H, W, C, DEPTH, PAD), f, acc2, DOT)
+            acc3 = _dot(_patch(base, y + 1, px + 1, live, c, H, W, C, DEPTH, PAD), f, acc3, DOT)
     first = tl.zeros([BM, OB], dtype=tl.int32)
     if POOL == 2:
         acc0, first = _larger(acc0, first, acc1, 1)
@@ -129,7 +119,7 @@ def _forward(
 def _filters_backward(
     x, index, grad, winner, dw, db, images, H, W, OC, PH, PW, steps,
     C: tl.constexpr, KS: tl.constexpr, TAPS: tl.constexpr, DEPTH: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, CB: tl.constexpr, OB: tl.constexpr,
+    FIRST: tl.constexpr, CB: tl.constexpr, OB: tl.constexpr,
     BM: tl.constexpr, DOT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """GROUP (1 or 3) taps and one share of the pooled pixels: partial sums of the gradients of filter and bias."""
@@ -160,7 +150,7 @@ def _filters_backward(
             for pos in tl.static_range(POOL * POOL):
                 y = top + pos // POOL + (group + number if FIRST else (group + number) // KS)
                 px = left + pos % POOL + (0 if FIRST else (group + number) % KS)
-                a = tl.trans(_patch(base, y, px, live, c, H, W, C, DEPTH, ROWS, WIDE, PAD))
+                a = tl.trans(_patch(base, y, px, live, c, H, W, C, DEPTH, PAD))
                 mine = tl.where(won == pos, g, 0.0)
                 if number == 0:
                     acc0 = _dot(a, mine, acc0, DOT)
@@ -169,9 +159,8 @@ def _filters_backward(
                 else:
                     acc2 = _dot(a, mine, acc2, DOT)
     part = split * tl.num_programs(2) + client
-    row = c // WIDE * DEPTH + c % WIDE
-    to = dw + (part * TAPS + group) * ROWS * DEPTH * OC + row[:, None] * OC + o[None, :]
-    inside = ((c % WIDE < DEPTH) & (c // WIDE < ROWS))[:, None] & (o < OC)[None, :]
+    to = dw + (part * TAPS + group) * DEPTH * OC + c[:, None] * OC + o[None, :]
+    inside = (c < DEPTH)[:, None] & (o < OC)[None, :]
     tl.store(to, acc0, mask=inside)
     if GROUP == 3:
         tl.store(to + DEPTH * OC, acc1, mask=inside)
@@ -220,7 +209,7 @@ def _inputs_backward(
     acc2 = tl.zeros([BM, CB], dtype=tl.float32)
     acc3 = tl.zeros([BM, CB], dtype=tl.float32)
     for tap in tl.range(0, KS * KS, loop_unroll_factor=UNROLL):
-        f = tl.trans(_filter(w, tap, c, o, OC, C, 1, CB))
+        f = tl.trans(_filter(w, tap, c, o, OC, C))
         dy = PAD - tap // KS
         dx = PAD - tap % KS
         acc0 = _dot(_routed(grad, winner, image, images, Y, X, dy, dx, o, OC, PH, PW, KS, POOL), f, acc0, DOT)
@@ -266,17 +255,11 @@ class Convolution:
         self.first = first and channels <= FEW
         self.lying = FEW if self.first else channels  # channels as they lie in memory
         self.tile = _power(filters)
-        self.cut(rows=1)
-        self.tiles: dict[str, Any] = dict(TILES)
-
-    def cut(self, rows: int) -> None:
-        """Cut the sum into taps; those of the first layer take so many `rows` of the filter at once."""
-        self.rows = rows
-        self.depth = self.kernel * FEW if self.first else self.channels  # numbers next to one another in a row
-        self.taps = self.kernel // rows if self.first else self.kernel**2
-        self.wide = _power(self.depth)
-        self.columns = self.wide * (1 << (rows - 1).bit_length())
+        self.depth = kernel * FEW if self.first else channels  # numbers next to one another
+        self.taps = kernel if self.first else kernel**2
+        self.columns = _power(self.depth)
         self.group = 3 if self.taps % 3 == 0 else 1
+        self.tiles: dict[str, Any] = dict(TILES)
 
     def samples(self, x: Tensor) -> Tensor:
         """The data set [N, C, H, W] as the first layer reads it: channels last and padded."""
@@ -351,7 +334,7 @@ class Convolution:
         return (self.height, self.width, self.filters, *self.out_size)
 
     def _cut(self) -> dict[str, Any]:
-        return {"TAPS": self.taps, "DEPTH": self.depth, "ROWS": self.rows, "WIDE": self.wide, "FIRST": self.first}
+        return {"TAPS": self.taps, "DEPTH": self.depth, "FIRST": self.first}
 
     def _constants(self, rows: int, precision: str) -> dict[str, Any]:
         shape = {"C": self.lying, "KS": self.kernel, "PAD": self.padding, "POOL": self.pool}

@@ -118,6 +118,11 @@ class Peers:
         ever = None if self.reach is None else self.reach.ever
         return torch.full_like(self.host.ids, self.n - 1) if ever is None else ever.sizes
 
+    def reachable(self, t: int) -> Tensor:
+        """[m, n] bool: whom each client can reach in round t; t = 0: in some round."""
+        everybody = self._everybody().expand(self.host.ids.numel(), -1)
+        return everybody != self.host.ids[:, None] if self.reach is None else self.reach.at(t).contains(everybody)
+
     def publish(self, t: int, **tensors: Tensor) -> None:
         """Offer tensors [m, ...] to the peers; clients that are absent or quarantined offer nothing.
 
