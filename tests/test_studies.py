@@ -177,7 +177,7 @@ PANM = ["PANMLoss k=2", "PANMGrad k=2", "PANMLoss k=3", "PANMGrad k=3"]
 @pytest.mark.parametrize(
     ("name", "columns", "rows"),
     [
-        ("table2", ["MNIST", "FMNIST", "CIFAR-10"], PEERS),
+        ("table2", ["MNIST", "FMNIST", "CIFAR-10", "CIFAR-10 (0 to 1)"], PEERS),
         ("table3", ["Label-swap (2)", "Label-swap (4)", "Rotation (4)"], PEERS),
         ("table4", ["l=10 k=5", "l=10 k=3", "l=20 k=10", "l=20 k=5", "l=30 k=15", "l=30 k=10"], PEERS),
         (
