@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "reproduce": {"carry", "studies", "pictures", "measures", "comparison", "config", "experiment", "report", "runs"},
     "engines": {"cohort", "peers", "data", "metrics"},
     "config": {"methods", "models", "cohort", "data", "peers"},
-    "records": {"config", "engines", "metrics"},
+    "records": {"config", "data", "engines", "metrics"},
     "experiment": {"config", "engines", "metrics", "records", "models", "cohort", "data", "peers", "runs"},
     "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "runs"},
     "progress": {"config", "experiment"},

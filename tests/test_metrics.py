@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kinfolk.metrics import Edges, cluster_ari, helped_and_hurt, matching, spread
+from kinfolk.metrics import Edges, choice, cluster_ari, helped_and_hurt, matching, spread
 
 
 def edges(*pairs: tuple[int, int]) -> Edges:
@@ -59,3 +59,14 @@ def test_the_rand_index_compares_partitions_whatever_their_numbers() -> None:
     assert cluster_ari(np.array([5, 5, 0, 0, 3, 3]), true) == 1
     assert cluster_ari(np.zeros(6, dtype=int), true) == 0
     assert 0 < cluster_ari(np.array([0, 0, 1, 1, 1, 1]), true) < 1
+
+
+def test_peers_are_counted_once_and_their_labels_compared() -> None:
+    labels = np.array([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25], [0.0, 0.0, 1.0]])
+    found = choice(edges((0, 1), (0, 1), (0, 2), (1, 0), (1, 1)), labels)
+    assert found["neighbors"] == pytest.approx(3 / 3)  # 2, 1 (not itself) and 0
+    assert found["label_overlap"] == pytest.approx(((0.75 + 0.0) / 2 + 0.75) / 2)  # the third has no peers
+
+
+def test_where_all_have_the_same_labels_overlap_says_nothing() -> None:
+    assert "label_overlap" not in choice(edges((0, 1)), np.full((2, 4), 0.25))

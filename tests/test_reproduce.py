@@ -314,7 +314,7 @@ def test_a_mistake_is_one_line(command: Command, words: list[str], message: str)
 
 def test_kinfolk_list_shows_experiments_and_studies_apart(command: Command) -> None:
     experiments, studies = command("list").out.splitlines()[-2:]
-    assert experiments.startswith("shipped experiments: digits, ")
+    assert experiments.startswith("shipped experiments: afind/cifar10, ")
     assert "table2" not in experiments
     assert studies.startswith("studies, for `kinfolk reproduce`: ")
     assert "panm/table2" in studies

@@ -75,8 +75,9 @@ class Result:
         return float(self.summary["accuracy"])
 
     def weights(self) -> Tensor:
-        """All clients' models after the last round: [n, d]."""
-        return checkpoint.load(self.folder / "checkpoint").tensors["weights"]
+        """The models that the clients use after the last round, not yet tuned where a method does so: [n, d]."""
+        tensors = checkpoint.load(self.folder / "checkpoint").tensors
+        return tensors.get("state/personal", tensors["weights"])
 
     def load_into(self, module: nn.Module, client: int) -> nn.Module:
         """Write a client's trained weights into a module of the same kind."""
@@ -153,6 +154,9 @@ def resume(
             for notice in saved.notices:
                 observer.notice(notice)
             engines.restore(engine, saved.tensors)
+            for shard in engine.shards:  # there may be nothing left to do but to test
+                shard.cohort.begin(t=saved.round)
+                shard.cohort.personal = getattr(shard.state, "personal", None)
             done, seconds = saved.round, float(saved.facts["seconds"])
         opened.rewind(done)
         return _rounds(config, engine, opened, done, seconds, observer)
@@ -290,8 +294,7 @@ def _rounds(
     observer.started(config, folder.path, done, str(engine.shards[0].cohort.device))
     if (notice := engine.shards[0].cohort.notice) is not None:
         observer.notice(notice)
-    clusters = engine.shards[0].cohort.clusters
-    known = None if clusters is None else clusters.cpu().numpy()
+    known = records.Truth.of(engine)
     begin = time.perf_counter() - seconds
     saved_at, saved = time.perf_counter(), done
     warm_up = _WarmUp(engine.shards[0].cohort.device, done)

@@ -55,6 +55,7 @@ def _nominal(key: str) -> Callable[[Result], float | None]:
 
 MEASURES = {
     "accuracy": Measure("accuracy, %", _number("accuracy", 100)),
+    "accuracy_client0": Measure("accuracy of client 0, %", _number("accuracy_client0", 100)),
     "best_accuracy": Measure("accuracy in the best round, %", _number("best_accuracy", 100)),
     "global_accuracy": Measure("accuracy on the common test set, %", _number("global_accuracy", 100)),
     "best_global_accuracy": Measure("best accuracy on the common test set, %", _number("best_global_accuracy", 100)),
@@ -65,6 +66,8 @@ MEASURES = {
     "neighbor_recall": Measure("neighbor recall, %", _number("neighbor_recall", 100)),
     "neighbor_precision_client0": Measure("precision of client 0, %", _number("neighbor_precision_client0", 100)),
     "neighbor_recall_client0": Measure("recall of client 0, %", _number("neighbor_recall_client0", 100)),
+    "neighbors": Measure("peers per client", _number("neighbors"), 1),
+    "label_overlap": Measure("label overlap with the peers, %", _number("label_overlap", 100)),
     "ari": Measure("adjusted Rand index of the clusters", _number("ari"), 3),
     "nominal_total": Measure("nominal cost, Δ", _nominal("total"), 0),
     "nominal_peak": Measure("nominal peak, Δ", _nominal("peak")),

@@ -57,6 +57,24 @@ def matching(edges: Edges, clusters: np.ndarray) -> dict[str, float]:
     }
 
 
+def choice(edges: Edges, labels: np.ndarray) -> dict[str, float]:
+    """How many peers a client has, mean over clients, and how much their labels overlap with its own.
+
+    labels: [n, C] shares of a client's training samples. The overlap of two clients is the share of labels that they
+    have in common, Σ_c min(a_c, b_c); mean over a client's peers, then over the clients that have any.
+    """
+    n = labels.shape[0]
+    pairs = np.unique(np.stack([edges.client, edges.neighbor]), axis=1)
+    client, neighbor = pairs[:, pairs[0] != pairs[1]]
+    found = np.bincount(client, minlength=n)
+    row = {"neighbors": float(found.mean())}
+    if np.ptp(labels, axis=0).max(initial=0.0) > 1e-9:  # else everybody overlaps wholly with everybody
+        common = np.minimum(labels[client], labels[neighbor]).sum(axis=1)
+        sums = np.bincount(client, weights=common, minlength=n)
+        row["label_overlap"] = _mean(np.divide(sums, found, out=np.full(n, np.nan), where=found > 0))
+    return row
+
+
 def cluster_ari(found: np.ndarray, true: np.ndarray) -> float:
     """Adjusted Rand index of the clusters found [n] against the true ones [n]: 1 the same, about 0 by chance."""
     from sklearn.metrics import adjusted_rand_score  # slow to import, and few runs need it

@@ -32,11 +32,14 @@ class Metric(NamedTuple):
 
 METRICS = {
     "accuracy": Metric("accuracy, %", 100),
+    "accuracy_client0": Metric("accuracy of client 0, %", 100),
     "global_accuracy": Metric("accuracy on the common test set, %", 100),
     "before_mixing": Metric("accuracy before mixing, %", 100),
     "loss": Metric("test loss", 1),
     "neighbor_precision": Metric("neighbor precision, %", 100),
     "neighbor_recall": Metric("neighbor recall, %", 100),
+    "neighbors": Metric("peers per client", 1),
+    "label_overlap": Metric("label overlap with the peers, %", 100),
     "mixing_precision": Metric("kin among those averaged with, %", 100),
     "only_kin": Metric("clients averaging with kin only, %", 100),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,40 @@ import torch
 
 from kinfolk import engines, metrics
 from kinfolk.config import Config
+from kinfolk.data.federation import Federation
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is known of the clients from outside."""
+
+    clusters: np.ndarray | None  # [n] true clusters
+    labels: np.ndarray  # [n, C] shares of each label among a client's training samples
+
+    @classmethod
+    def of(cls, engine: engines.Engine) -> Truth:
+        clusters = engine.shards[0].cohort.clusters
+        parts = [shard.cohort.data for shard in engine.shards]
+        counts = np.concatenate([_label_counts(part) for part in parts])
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        return cls(None if clusters is None else clusters.cpu().numpy(), shares)
+
+
+def _label_counts(data: Federation) -> np.ndarray:
+    """[m, C] how often each client has each label."""
+    part = data.train
+    client = np.repeat(np.arange(data.clients), part.sizes.cpu().numpy())
+    cells = client * data.classes + part.y.cpu().numpy()
+    return np.bincount(cells, minlength=data.clients * data.classes).reshape(data.clients, data.classes)
 
 
 def measure(
-    t: int, results: engines.Results, edges: metrics.Edges, clusters: np.ndarray | None, method: Any, seconds: float
+    t: int, results: engines.Results, edges: metrics.Edges, truth: Truth, method: Any, seconds: float
 ) -> dict[str, Any]:
     """A row of metrics after round t; `seconds` since the start of the run."""
+    clusters = truth.clusters
     row: dict[str, Any] = {"round": t, **metrics.spread(results.accuracy)}
+    row["accuracy_client0"] = float(results.accuracy[0])
     row["before_mixing"] = metrics.spread(results.before_mixing)["accuracy"]
     row["loss"] = float(np.nanmean(results.loss)) if np.isfinite(results.loss).any() else math.nan
     if results.global_accuracy is not None:
@@ -25,6 +53,8 @@ def measure(
         edges = metrics.Edges.of_lists(results.neighbors)
     if clusters is not None and edges.client.size:
         row |= metrics.matching(edges, clusters)
+    if edges.client.size:
+        row |= metrics.choice(edges, truth.labels)
     if clusters is not None and results.clusters is not None:
         row["ari"] = metrics.cluster_ari(results.clusters, clusters)
     row["models_received"] = int(results.models_received.sum())
@@ -45,8 +75,9 @@ def nominal(method: Any, rounds: int, n: int) -> dict[str, int | None]:
     return {"nominal_models": round(cost.total * n), "nominal_peak": round(cost.peak * n)}
 
 
-def clients(results: engines.Results, clusters: np.ndarray | None, engine: engines.Engine) -> list[dict[str, Any]]:
+def clients(results: engines.Results, truth: Truth, engine: engines.Engine) -> list[dict[str, Any]]:
     """A row for every client, after the last round."""
+    clusters = truth.clusters
     train = torch.cat([shard.cohort.data.train.sizes for shard in engine.shards])
     test = torch.cat([shard.cohort.data.test.sizes for shard in engine.shards])
     everywhere = results.global_accuracy

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data.partition import Dirichlet, Labels, Pathological, class_counts
+from kinfolk.data.partition import Classes, Dirichlet, Labels, Pathological, class_counts
 from kinfolk.data.partition.filling import fill
 from kinfolk.errors import UserError
 
@@ -243,3 +243,32 @@ def test_pathological_refuses_what_it_cannot_do() -> None:
         Pathological(0)
     with pytest.raises(UserError, match=r"client \d needs 60 train samples of its 1 classes, the set has 40"):
         Pathological(1).divide(stocked([40, 400], [50, 50]), 4, 60, 20, seed=0)
+
+
+# -- classes written down ----------------------------------------------------------------------------------------
+
+
+def test_clients_hold_the_classes_written_down_and_are_tested_on_those() -> None:
+    held = [[4, 5, 6, 7], [4, 5, 6, 7], [0, 1, 2, 3]]
+    split = Classes(held).divide(EVEN, 4, 50, 20, seed=0)
+    for part, size in ((split.train, 50), (split.test, 20)):
+        counts = class_counts(part, EVEN)
+        assert all(row.sum() >= size for row in counts)
+        for client, row in enumerate(counts):
+            assert set(np.flatnonzero(row)) <= set(held[client % 3])  # the fourth begins again
+            assert row[held[client % 3]].min() > 0
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ([], "not empty"),
+        ([[1], []], "not empty"),
+        ([[1, 1]], "different"),
+        ([[-1]], "different"),
+        ([[3, 10]], "class 10"),
+    ],
+)
+def test_classes_that_make_no_sense_are_refused(held: list[list[int]], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Classes(held).divide(EVEN, 3, 50, 20, seed=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,11 @@ from kinfolk.cohort.steer import Steer
 from kinfolk.cohort.training import Plan, Training, local_steps, plan, rates, train_chunk
 from kinfolk.cohort.watch import Measure, Watch
 from kinfolk.cohort.workers import side_by_side
-from kinfolk.data.federation import Federation
+from kinfolk.data.federation import Federation, Part
 from kinfolk.models.vectorise import activations
 from kinfolk.peers.base import Pool
 
 SHORT = 5000  # rounds times clients below which compiling for a GPU takes longer than it saves
-
 
 Mixed = tuple[Tensor, Tensor, Tensor]  # ids [m], neighbors [m, k], shares [m, k]: what one mixing did
 
@@ -83,6 +82,7 @@ class Cohort:
         self.n = len(self) if n is None else n
         self.training = training
         self.seed = seed
+        self.rounds = rounds
         self.model = model.to(self.device, self.dtype)
         self.layout = Layout.of(self.model)
         short = rounds is not None and rounds * self.n < SHORT
@@ -92,7 +92,9 @@ class Cohort:
         self.initial = self.layout.flatten(self.model)
         self.weights = self.initial.expand(len(self), -1).clone()
         self.personal: Tensor | None = None  # [m, d] what each client uses and is tested with, if not `weights`
+        self.mixture: judging.Mixture | None = None  # models of others that each uses beside it, and is tested with
         self.tuning = 0  # epochs of training on a copy before a test
+        self.validation: Part | None = None  # set aside by a method of what to train on; x as the program reads it
         self.chunk = chunk
         inputs = self.data.train.x[:1].numel() * (1 if training.augment is None else 3)  # moved ones lie beside
         kept = inputs + 3 * activations(self.model, self.data.input_shape, self.data.classes, self.dtype)
@@ -264,13 +266,16 @@ class Cohort:
         This is the one place that decides which models are tested.
         """
         models, rows = self.weights if self.personal is None else self.personal, torch.arange(len(self))
-        if self.tuning:
-            models, _ = self.trained(models, self.round.t, epochs=self.tuning, purpose="tuning")
-        scores = judging.score(self, models, rows, rows, self.data.test, self._test_x)
+        if self.tuning:  # everybody, absent or not, and without a trace in the round
+            now, nobody = self.round, torch.zeros_like(self.round.absent)
+            self.round = Round(now.t, nobody, nobody.clone())
+            models, _ = self.trained(models, now.t, epochs=self.tuning, purpose="tuning")
+            self.round = now
+        score = partial(judging.score, self, models, rows, mixture=self.mixture)
+        scores = score(rows, self.data.test, self._test_x)
         if self.data.common is None or not common:
             return scores
-        everywhere = judging.score(self, models, rows, torch.zeros_like(rows), self.data.common, self._common_x)
-        return replace(scores, common=everywhere.accuracy)
+        return replace(scores, common=score(torch.zeros_like(rows), self.data.common, self._common_x).accuracy)
 
     def losses(self, pool: Pool, ids: Tensor, name: str = "weights", head: slice | None = None) -> Tensor:
         """Loss of pulled models on each client's own training data: ids [m, c] -> [m, c], NaN if not arrived.
@@ -345,10 +350,8 @@ class Cohort:
         the graph of who mixed with whom, for methods in which nobody chose anybody. part: the only columns that change.
         """
         rows = pool.rows(ids)
-        shares = torch.ones(ids.shape, dtype=torch.float64, device=self.device)
-        if coefficients is not None:
-            shares = coefficients.to(torch.float64)
-        shares = torch.where(rows >= 0, shares, 0.0)
+        shares = torch.ones_like(rows) if coefficients is None else coefficients
+        shares = torch.where(rows >= 0, shares.to(torch.float64), 0.0)
         mine = torch.ones(len(self), dtype=torch.float64, device=self.device) * own
         total = mine + shares.sum(dim=1)
         alone = (total <= 0) | self.round.absent
@@ -360,9 +363,8 @@ class Cohort:
             kept = torch.ones(self.layout.size, dtype=torch.bool, device=self.device)
             kept[part] = False
             self.weights = torch.where(kept, before, self.weights)
-        if not record:
-            return
-        self.round.edges.append((self.ids, ids, shares))
+        if record:
+            self.round.edges.append((self.ids, ids, shares))
 
     def adopt(self, model: Tensor) -> None:
         """Every present client takes over `model` ([d] for all, or [m, d])."""

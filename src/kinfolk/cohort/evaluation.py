@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kinfolk.cohort.program import Program, sample_losses
+from kinfolk.cohort.program import sample_losses
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,18 @@ class Scores:
 
 
 def score_chunk(
-    program: Program, models: Tensor, x: Tensor, y: Tensor, starts: Tensor, sizes: Tensor, width: int
+    predict: Callable[[Tensor, Tensor, Tensor], Tensor],
+    models: Tensor,
+    x: Tensor,
+    y: Tensor,
+    starts: Tensor,
+    sizes: Tensor,
+    width: int,
 ) -> Scores:
     """Score p models [p, d] on the samples starts[i] .. starts[i]+sizes[i] of x and y.
 
-    `sizes` [p] lives on the CPU. At most `width` samples of each client are taken at a time, to bound memory.
+    predict(models, x, index [p, b]) gives scores [p, b, C]. `sizes` [p] lives on the CPU. At most `width` samples of
+    each client are taken at a time, to bound memory.
     """
     longest = int(sizes.max())
     device = x.device
@@ -39,7 +47,7 @@ def score_chunk(
             index = starts[:, None] + torch.where(inside, position, 0) if ragged else starts[:, None] + position
             index = index.clamp(max=max(x.shape[0] - 1, 0))
             labels = y[index]
-            logits = program.logits(models, x, index)
+            logits = predict(models, x, index)
             losses = sample_losses(logits, labels)
             hits = logits.argmax(dim=2) == labels
             if ragged:

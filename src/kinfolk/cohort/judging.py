@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from kinfolk import randomness
 from kinfolk.cohort.evaluation import Scores, score_chunk
-from kinfolk.cohort.program import rounding, sample_losses
+from kinfolk.cohort.program import Program, rounding, sample_losses
 from kinfolk.cohort.workers import side_by_side
 from kinfolk.data.federation import Part
 
@@ -115,6 +116,25 @@ class Look:
         return torch.cat([loss for loss, _ in pieces]), torch.cat([other for _, other in pieces])
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """Models that each client uses beside its own: what it predicts is the mean of their probabilities."""
+
+    models: Tensor  # [p, d]
+    rows: Tensor  # [m, c] which of them, -1 for none
+    shares: Tensor  # [m, c] of each in the mean; the client's own model has the rest of one
+
+    def predict(self, program: Program, clients: Tensor, own: Tensor, x: Tensor, index: Tensor) -> Tensor:
+        """Log-probabilities [q, b, C] of the clients in rows [q], with models own [q, d], for the samples x[index]."""
+        rows = self.rows[clients]
+        shares = torch.where(rows >= 0, self.shares[clients], 0.0).to(own.dtype)
+        mean = program.logits(own, x, index).softmax(dim=2) * (1 - shares.sum(dim=1))[:, None, None]
+        for column in range(rows.shape[1] if self.models.shape[0] else 0):
+            block = torch.where(rows[:, column, None] >= 0, self.models[rows[:, column].clamp(min=0)], own)
+            mean += program.logits(block, x, index).softmax(dim=2) * shares[:, column, None, None]
+        return mean.clamp(min=torch.finfo(mean.dtype).tiny).log()
+
+
 def score(
     cohort: Cohort,
     weights: Tensor,
@@ -123,11 +143,12 @@ def score(
     part: Part,
     x: Tensor | None = None,
     head: slice | None = None,
+    mixture: Mixture | None = None,
 ) -> Scores:
     """Model weights[models[i]] on all samples that client row clients[i] has in the part, for every i.
 
     x: the samples of the part, prepared; by default those of the training part. head: columns in which the client puts
-    its own parameters in place of the model's.
+    its own parameters in place of the model's. mixture: what is used beside model i, in its row i.
     """
     x = cohort.train_x if x is None else x
     cohort.model.eval()
@@ -139,8 +160,11 @@ def score(
         which, whose = models[first : first + size], clients[first : first + size]
         block = _composed(cohort, weights, which, whose, head)
         starts, sizes = part.starts[whose.to(cohort.device)], part.sizes[whose]
+        predict = cohort.program.logits
+        if mixture is not None:
+            predict = partial(mixture.predict, cohort.program, which.to(cohort.device))
         with cohort.room.threads(which.numel() * width), rounding(cohort.device, cohort.precision):
-            return score_chunk(cohort.program, block, x, part.y, starts, sizes, width)
+            return score_chunk(predict, block, x, part.y, starts, sizes, width)
 
     pieces = side_by_side(work, range(0, models.numel(), size), workers)
     if not pieces:

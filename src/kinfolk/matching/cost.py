@@ -62,3 +62,20 @@ def panm(n: int, candidates: int, neighbors: int, match_every: int, stage1: int,
     first = stage1 * (candidates + neighbors) - neighbors if stage1 else 0
     second = (stage2 - matchings) * neighbors + matchings * 2 * candidates
     return Cost(first + second, (candidates + neighbors) / n)
+
+
+def afind(n: int, exchanges: int, rounds: int) -> Cost:
+    """At most: every client receives all other models in each of the exchanges of a round.
+
+    One exchange is after training, with whom one averages; another is before it, with whom one judges and is judged by.
+    Everybody is asked in round 1; how many after that the threshold decides, so the true cost is known only afterwards.
+    """
+    return Cost(exchanges * (n - 1) * rounds, (n - 1) / n)
+
+
+def mixture(n: int, components: int, rounds: int) -> Cost:
+    """FedeRiCo in full: every client receives M models a round, and sends M back to their owners, changed.
+
+    How many come back to one client depends on how many use its model: at most all others.
+    """
+    return Cost(2 * components * rounds, (n - 1) / n)

@@ -1,7 +1,7 @@
 """AFIND's arithmetic: who is a friend, how sure one is of it, and how much each friend's model counts.
 
-Tables are [m, n] float64, a row per client and a column per peer; NaN means not observed. Equations are those of Wang et
-al.; where the printed ones cannot work, ours stand beside them.
+Tables are [m, n] float64, a row per client and a column per peer; NaN means not observed. Equations are numbered as in
+Wang et al.; where the printed ones cannot work, ours stand beside them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def remembered(before: Tensor, seen: Tensor, keep: float) -> Tensor:
 
 
 def probabilities(before: Tensor, similarity: Tensor, nu: float) -> Tensor:
-    """Eq. 9: the observed share what they held together anew, by the softmax of similarity / nu; all others keep theirs.
+    """Eq. 9: the observed share anew what they held together, by the softmax of similarity / nu; others keep theirs.
 
     before, similarity: [m, n].
     """
@@ -65,8 +65,9 @@ def thresholds(
 
     similarity: [m, n] of those observed in this round; others: [m] how many peers each client has in all.
 
-    literal: eqs. 10 to 13. calibrated: tau times the mean uncertainty, in units of the uniform probability: all alike, it
-    goes to 0 and lets everybody in; all strange, to tau / others. remark: the sigmoid of the mean entropy in that unit.
+    literal: eqs. 10 to 13. calibrated: tau times the mean uncertainty, in units of the uniform probability: 0 where all
+    are alike, which lets everybody in, and tau / others where all are strange. remark: the sigmoid of the mean entropy
+    in that unit.
     """
     observed = ~similarity.isnan()
     count = observed.sum(dim=1)
@@ -111,9 +112,9 @@ def normal(seed: int, purpose: str, t: int, sender: Tensor, width: int) -> Tenso
 
 
 def noisy(vectors: Tensor, longest: float, deviation: float, seed: int, t: int, sender: Tensor) -> Tensor:
-    """Vectors [p, c] cut to a length of `longest`, with noise on every number; sender: [p] who, or which pair, sends."""
+    """Vectors [p, c] cut to a length of `longest`, with noise on every number; sender: [p] who or which pair sends."""
     length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    cut = vectors * (longest / length.clamp(min=longest))
+    cut: Tensor = vectors * (longest / length.clamp(min=longest))
     return cut + deviation * normal(seed, "proxy noise", t, sender, vectors.shape[1]).to(vectors.dtype)
 
 

@@ -1,16 +1,41 @@
 """One file per method. Importing this package registers them all."""
 
-from kinfolk.methods import centralized, cfl, fedavg, fedsem, fixed, gossip, ifca, local, oracle, panm, pens, random
+from kinfolk.methods import (
+    afind,
+    centralized,
+    cfl,
+    dispfl,
+    ditto,
+    fedavg,
+    fedavg_ft,
+    federico,
+    fedsem,
+    fixed,
+    fomo,
+    gossip,
+    ifca,
+    local,
+    oracle,
+    panm,
+    pens,
+    random,
+)
 from kinfolk.methods.registry import Method, find, names, register, shared, summary
 
 __all__ = [
     "Method",
+    "afind",
     "centralized",
     "cfl",
+    "dispfl",
+    "ditto",
     "fedavg",
+    "fedavg_ft",
+    "federico",
     "fedsem",
     "find",
     "fixed",
+    "fomo",
     "gossip",
     "ifca",
     "local",

@@ -30,6 +30,7 @@ class Memory:
     threshold: Tensor  # [m] float64
     similarity: Tensor  # [m, n] float64, NaN: never seen
     loss: Tensor  # [m, n] float64, smoothed; NaN: never seen
+    fallbacks: Tensor  # [m] rounds in which nobody was good enough and the best was taken all the same
 
 
 def nothing(cohort: Cohort, width: int = 0) -> dict[str, Tensor]:
@@ -42,6 +43,7 @@ def nothing(cohort: Cohort, width: int = 0) -> dict[str, Tensor]:
         "threshold": torch.zeros(m, dtype=torch.float64, device=device),
         "similarity": unknown,
         "loss": unknown,
+        "fallbacks": torch.zeros(m, dtype=torch.int64, device=device),
     }
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.errors import UserError
 from kinfolk.matching import cost, lists
+from kinfolk.methods.backbone import HELP, Backbone, Kind
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
@@ -46,6 +47,8 @@ class PENS:
     rule: Literal["expected", "paper", "conditional"] = setting(
         "expected", "who stays: selected more than by a random choice; T1(l+k)/n times; k/l of the times looked at"
     )
+    backbone: Kind = setting("full", HELP)
+    tune_epochs: int = setting(1, "epochs on the head alone (alt), or on the copy that is tested (ft)", ge=1)
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""
@@ -54,12 +57,13 @@ class PENS:
     def start(self, cohort: Cohort) -> State:
         if cohort.n > MOST:
             raise UserError(f"method 'pens' counts every pair of clients: {cohort.n} clients are more than {MOST}")
+        self._backbone.start(cohort)
         nobody = torch.zeros(len(cohort), 0, dtype=torch.int64, device=cohort.device)
         counts = nobody.new_zeros(len(cohort), cohort.n if self.discover_rounds else 0, dtype=torch.int16)
         return State(nobody, counts, counts)
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
-        cohort.train(t)
+        self._backbone.train(t, cohort)
         peers.publish(t, weights=cohort.weights)
         return (self._discover if t <= self.discover_rounds else self._settled)(t, cohort, state, peers)
 
@@ -67,10 +71,10 @@ class PENS:
         """Stage one: average with the best k of l random peers, and count them."""
         candidates = peers.sample(t, self.candidates)  # [m, l]
         pool = peers.pull(t, candidates)
-        losses = cohort.losses(pool, candidates)
+        losses = self._backbone.losses(cohort, pool, candidates)
         neighbors = lists.best(candidates, -losses, self.neighbors)
-        cohort.watch(candidates, losses, None, neighbors, Cohort.losses)
-        cohort.mix(pool, neighbors)
+        cohort.watch(candidates, losses, None, neighbors, self._backbone.losses)
+        self._backbone.mix(cohort, pool, neighbors)
         observed = torch.where(losses.isnan(), -1, candidates)
         selected, sampled = _add(state.selected, neighbors), _add(state.sampled, observed)
         if t < self.discover_rounds:
@@ -108,8 +112,12 @@ class PENS:
         known = lists.choose(cohort.seed, "pens", t, cohort.ids, state.neighbors, self.neighbors)
         anybody = peers.sample(t, self.neighbors)
         chosen = torch.where((state.neighbors >= 0).any(dim=1, keepdim=True), known, anybody)
-        cohort.mix(peers.pull(t, chosen), chosen)
+        self._backbone.mix(cohort, peers.pull(t, chosen), chosen)
         return state
+
+    @property
+    def _backbone(self) -> Backbone:
+        return Backbone(self.backbone, self.tune_epochs)
 
 
 def _add(counts: Tensor, ids: Tensor) -> Tensor:

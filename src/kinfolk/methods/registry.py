@@ -19,7 +19,8 @@ class Method(Protocol):
     `State` is a dataclass of tensors with leading dimension m (or None): it is checkpointed, sharded and resumed by
     walking its fields. A field declared with `shared()` is the same for all clients and has no such dimension. A state
     that has a field `neighbors` [m, *] (ids, -1 for none) is judged by that list; any other by who was mixed in. One
-    that has a field `clusters` [m] is compared with the true clusters (`ari`).
+    that has a field `clusters` [m] is compared with the true clusters (`ari`). A field `personal` [m, d] holds the
+    models that clients use where these are not the cohort's own.
 
     Optional: `arrange(federation)`, the data as the method may see them; `notices()`, what the user should know of the
     settings; `needs_clusters = True`; `server = True` if it works through a server that reaches everybody;

@@ -10,7 +10,7 @@ from kinfolk.data.partition.base import (
 )
 from kinfolk.data.partition.clusters import Iid, LabelSwap, Rotation, rotate
 from kinfolk.data.partition.common import with_common_test
-from kinfolk.data.partition.skew import Dirichlet, Pathological
+from kinfolk.data.partition.skew import Classes, Dirichlet, Pathological
 from kinfolk.data.partition.tasks import Alpha, Shards, constant_predictor_line, tuning_clients
 from kinfolk.data.partition.users import ByUser
 
@@ -20,6 +20,7 @@ SPLITS: dict[str, type[SplitKind]] = {
     "label-swap": LabelSwap,
     "dirichlet": Dirichlet,
     "pathological": Pathological,
+    "classes": Classes,
     "shards": Shards,
     "alpha": Alpha,
     "by-user": ByUser,
@@ -29,6 +30,7 @@ __all__ = [
     "SPLITS",
     "Alpha",
     "ByUser",
+    "Classes",
     "Dirichlet",
     "Iid",
     "LabelSwap",

@@ -151,6 +151,34 @@ class Pathological:
         return owned
 
 
+@dataclass(frozen=True)
+class Classes:
+    """Every client holds the classes that are written down for it, in equal sizes."""
+
+    held: list[list[int]] = field(
+        default_factory=lambda: [[0], [1]],
+        metadata={"help": "the classes of client 0, of client 1, …; with more clients it begins again"},
+    )
+
+    def __post_init__(self) -> None:
+        if not self.held or any(not mine or len(set(mine)) < len(mine) or min(mine) < 0 for mine in self.held):
+            raise UserError(f"split.held = {self.held}: for each client a list of different classes, not empty")
+
+    def divide(self, labels: Labels, clients: int, train: int | None, test: int | None, seed: int) -> Split:
+        check_sizes(clients, train, test)
+        stock = np.bincount(labels.train, minlength=labels.classes)
+        lists = [self.held[client % len(self.held)] for client in range(clients)]
+        for client, mine in enumerate(lists):
+            if max(mine) >= labels.classes:
+                raise UserError(f"split.held: client {client} has class {max(mine)}, the set has {labels.classes}")
+        size = train or natural_size(clients, len(labels.train), "train")
+        counts = np.zeros((clients, labels.classes), dtype=np.int64)
+        for client, mine in enumerate(lists):
+            counts[client, mine] = _limited(generator(seed, "classes/count", client), size, stock[mine], client)
+        piles = stacks(labels.train, labels.classes, seed, "label skew")
+        return _with_matched_tests(labels, counts, test, seed, reuse_notes(counts, piles, "train"))
+
+
 def _limited(draws: np.random.Generator, size: int, stock: Ints, client: int) -> Ints:
     """[c] `size` samples over the classes evenly at random, none beyond its stock."""
     if size > stock.sum():
