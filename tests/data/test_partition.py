@@ -13,6 +13,7 @@ from kinfolk.data.partition import (
     SPLITS,
     Alpha,
     ByUser,
+    Classes,
     Dirichlet,
     Iid,
     Labels,
@@ -54,6 +55,7 @@ KINDS = [
     Dirichlet(1.0, mode="class-split", min_size=2),
     Dirichlet(0.5, mode="class-split", balance=True, min_size=2),
     Pathological(2),
+    Classes([[0, 1], [1, 2], [2, 3]]),
     Shards(2),
     Alpha(0.5),
     ByUser(min_samples=10),
@@ -63,7 +65,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 def test_every_kind_is_registered_under_its_name() -> None:
     assert set(SPLITS) == {
-        "iid", "rotation", "label-swap", "dirichlet", "pathological", "shards", "alpha", "by-user",
+        "iid", "rotation", "label-swap", "dirichlet", "pathological", "classes", "shards", "alpha", "by-user",
     }  # fmt: skip
     assert {type(kind) for kind in KINDS} == set(SPLITS.values())
 
@@ -75,7 +77,7 @@ def test_settings_are_documented_and_validated(name: str) -> None:
     assert "\n" not in kind.__doc__
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         assert field.metadata["help"]
-        assert field.default is not dataclasses.MISSING
+        assert field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
     assert TypeAdapter(kind).validate_python({}) == kind()
 
 
@@ -122,7 +124,7 @@ def test_train_samples_are_disjoint_where_promised(kind) -> None:
     groups = split.clusters if isinstance(kind, Rotation | LabelSwap) else np.zeros(12)
     for group in np.unique(groups):
         held = np.concatenate([split.train[i] for i in np.flatnonzero(groups == group)])
-        if not isinstance(kind, Pathological):  # there a class may have more takers than samples
+        if not isinstance(kind, Pathological | Classes):  # there a class may have more takers than samples
             assert len(np.unique(held)) == len(held)
 
 
