@@ -175,7 +175,7 @@ def test_weights_against_the_formula(temperature: float) -> None:
 
 def test_losses_that_are_not_finite_weigh_nothing() -> None:
     shares, own = friendly.boltzmann(
-        table([1.0, NAN, math.inf], [NAN, math.inf, -math.inf], [2.0, 2.0, NAN]), torch.tensor([1.0, NAN, NAN])
+        table([1.0, NAN, math.inf], [NAN, math.inf, -math.inf], [2.0, 2.0, NAN]), torch.tensor([1.0, NAN, NAN]), 1.0
     )
     assert shares.tolist() == [[0.5, 0, 0], [0, 0, 0], [0.5, 0.5, 0]]
     assert own.tolist() == [0.5, 1.0, 0.0]  # with nobody left one is alone

@@ -9,6 +9,7 @@ back gives no answer and is not observed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -152,10 +153,10 @@ class Friends:
         pool = peers.pull(t, self._met(askers, judged), ("body", "slope", "who"))
         loss = cosine = torch.full(askers.shape, torch.nan, dtype=torch.float64, device=cohort.device)
         if self.gradients:
-            loss, cosine = cohort.over_pairs(pool, askers, "body", partial(self._alignments, t, look, pool))
+            loss, cosine = _over_pairs(cohort, pool, askers, partial(self._alignments, t, look, pool))
             cosine = torch.where(torch.isfinite(loss), cosine, torch.nan)
         if self.early and not (self.gradients and self.theirs):
-            (loss,) = cohort.over_pairs(pool, judged, "body", partial(look.losses, pool["body"]))
+            (loss,) = _over_pairs(cohort, pool, judged, partial(look.losses, pool["body"]))
         layer = cohort.weights[:, cohort.division.proxy]
         return Chosen(ids, _Known(look, probability, fallback, askers, cosine, loss, own, layer))
 
@@ -219,7 +220,7 @@ class Friends:
         cohort, columns, slope = look.cohort, look.cohort.division.proxy, pool["slope"]
         if not self.taste.noise:
             loss, cosine = look.alignments(pool["body"], models, clients, columns, slope)
-            return loss, cosine.flatten().to(torch.float64)  # where there are no pairs, it has no shape of its own
+            return loss, cosine.flatten()  # where there are no pairs, it has no shape of its own
         models, clients = models.to(cohort.device), clients.to(cohort.device)
         loss, cosine = torch.zeros_like(models, dtype=torch.float64), torch.zeros_like(models, dtype=torch.float64)
         size = max(1, PIECE // slope.shape[1])
@@ -245,7 +246,7 @@ class Friends:
             judged = known.askers
             pool = pool | peers.pull(t, torch.where(lists.contains(ids, judged), -1, judged))
         mine = torch.arange(len(cohort), device=cohort.device)
-        (loss,) = cohort.over_pairs(pool, judged, "weights", partial(known.look.losses, pool["weights"]))
+        (loss,) = _over_pairs(cohort, pool, judged, partial(known.look.losses, pool["weights"]))
         own = known.look.losses(cohort.weights, mine, mine)
         if not self.early:
             return loss, own
@@ -322,6 +323,20 @@ def _askers(t: int, cohort: Cohort, peers: Peers) -> Tensor:
     around = torch.where(peers.reachable(t), everybody, -1)
     pool = peers.pull(t, around, ("asks",), facts=True)
     return lists.pack(_of_mine(cohort, pool, "asks", around) == 1, everybody)
+
+
+def _over_pairs(
+    cohort: Cohort, pool: Pool, ids: Tensor, work: Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
+) -> list[Tensor]:
+    """As `Cohort.over_pairs`. Some are asked by many and most by few: here a GPU better waits to learn who is there."""
+    rows = pool.rows(ids)
+    client, column = torch.nonzero(rows >= 0, as_tuple=True)
+    found = work(rows[client, column], client)
+    tables = []
+    for values in found if isinstance(found, tuple) else (found,):
+        tables.append(torch.full(ids.shape, torch.nan, dtype=torch.float64, device=cohort.device))
+        tables[-1][client, column] = values.to(torch.float64)
+    return tables
 
 
 def _of_mine(cohort: Cohort, pool: Pool, name: str, ids: Tensor) -> Tensor:

@@ -1,0 +1,521 @@
+"""AFIND and AFIND+ against plain loops over clients, and in all the places where they could break."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kinfolk
+from conftest import last_edges, make_federation, tiny_experiment
+from kinfolk import Training, engines
+from kinfolk.cohort.cohort import Cohort, initial_model
+from kinfolk.config import read
+from kinfolk.matching import cost, friendly
+from kinfolk.methods.afind import AFIND, AFINDPlus
+from kinfolk.methods.backbone import Backbone
+from kinfolk.methods.friends import MOST, Contribution, Friends
+from kinfolk.peers.access import Access
+from kinfolk.peers.faults import Faults
+from kinfolk.runs import checkpoint
+from kinfolk.runs.graph import read_graph
+
+SIZES = [12, 6, 9, 20, 8, 8, 16]
+N = len(SIZES)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+HEAD = slice(35, 53)  # of 6·5 + 5 + 5·3 + 3 numbers; the proxy is the first 30
+
+
+def engine_of(
+    method: Any,
+    shards: int = 1,
+    faults: Faults | None = None,
+    sizes: list[int] = SIZES,
+    peers: dict[str, Any] | None = None,
+) -> engines.Engine:
+    cohort = {"training": Training(epochs=1, batch_size=5, lr=0.1), "seed": 4, "device": "cpu", "precision": "float64"}
+    network = None if peers is None else Access(**peers).network(len(sizes), seed=4)[0]
+    parts = engines.Parts(
+        make_federation(sizes), lambda: initial_model(net, 4), method, faults or Faults(), cohort, network=network
+    )
+    return engines.InProcessEngine(parts) if shards == 1 else engines.ShardedEngine(parts, shards)
+
+
+def rows(lists: Tensor) -> list[list[int]]:
+    return [[j for j in row if j >= 0] for row in lists.tolist()]
+
+
+class Plain:
+    """One client after the other, one module at a time, autograd and dictionaries."""
+
+    def __init__(self, method: AFIND, cohort: Cohort) -> None:
+        self.method, self.data, self.seed = method, cohort.data.train, cohort.seed
+        others = 1 / (N - 1)
+        self.p = [{j: others for j in range(N) if j != i} for i in range(N)]
+        self.theta, self.fallbacks = [0.0] * N, [0] * N
+        self.similarity: dict[tuple[int, int], float] = {}
+        self.loss: dict[tuple[int, int], float] = {}
+
+    def on(self, body: Tensor, head: Tensor, client: int) -> tuple[float, Tensor]:
+        """Loss of a body with a head on a client's data, and the gradient of the first layer's weights."""
+        row = body.clone()
+        if self.method.backbone == "alt":
+            row[HEAD] = head[HEAD]
+        module = net().double()
+        nn.utils.vector_to_parameters(row, module.parameters())
+        start, size = int(self.data.starts[client]), int(self.data.sizes[client])
+        loss = F.cross_entropy(module(self.data.x[start : start + size]), self.data.y[start : start + size])
+        loss.backward()
+        gradient = module[0].weight.grad.reshape(-1)  # type: ignore[index, union-attr]
+        return loss.item(), gradient
+
+    def round(self, before: Tensor, trained: Tensor) -> Tensor:
+        return torch.stack([self.client(i, before, trained) for i in range(N)])
+
+    def client(self, i: int, before: Tensor, trained: Tensor) -> Tensor:
+        method = self.method
+        friends = [j for j, p in self.p[i].items() if p >= self.theta[i]]
+        if not friends:
+            friends = [max(self.p[i], key=lambda j: self.p[i][j])]
+            self.fallbacks[i] += 1
+        own = self.on(before[i], before[i], i)[1]
+        seen, losses = {}, {}
+        for j in [*friends, i]:
+            gradient = self.on(before[i], before[j], j)[1]
+            now = {"grad": (own, gradient), "weight": (trained[i, :30], trained[j, :30])}
+            now["delta"] = (trained[i, :30] - before[i, :30], trained[j, :30] - before[j, :30])
+            a, b = now[method.proxy]
+            if j != i:
+                seen[j] = float(a @ b / (a.norm() * b.norm()))
+            if isinstance(method, AFINDPlus):
+                if method.loss_direction == "theirs":
+                    early, late = self.on(before[i], before[j], j)[0], self.on(trained[i], trained[j], j)[0]
+                else:
+                    early, late = self.on(before[j], before[i], i)[0], self.on(trained[j], trained[i], i)[0]
+                if method.loss_smoothing == "two-point":
+                    losses[j] = (1 - method.gamma) * late + method.gamma * early
+                else:
+                    earlier = self.loss.get((i, j), late)
+                    losses[j] = self.loss[i, j] = (1 - method.gamma) * late + method.gamma * earlier
+        self.learn(i, seen)
+        weights = {j: 1 / (len(friends) + 1) for j in [*friends, i]}
+        if isinstance(method, AFINDPlus):
+            each = {j: math.exp(-loss / method.temperature) for j, loss in losses.items()}
+            weights = {j: value / sum(each.values()) for j, value in each.items()}
+        if not method.self_in_agg:
+            weights = {j: weights[j] / (1 - weights[i]) for j in friends}
+        mixed = sum(weight * trained[j] for j, weight in weights.items())
+        assert isinstance(mixed, Tensor)
+        if method.backbone == "alt":
+            mixed[HEAD] = trained[i, HEAD]
+        return mixed
+
+    def learn(self, i: int, seen: dict[int, float]) -> None:
+        method, keep = self.method, self.method.sim_memory
+        assert keep is not None
+        for j, value in seen.items():
+            earlier = self.similarity.get((i, j), value)
+            self.similarity[i, j] = keep * earlier + (1 - keep) * value
+        now = {j: self.similarity[i, j] for j in seen}
+        mass = sum(self.p[i][j] for j in now)
+        each = {j: math.exp(s / method.nu) for j, s in now.items()}
+        self.p[i] |= {j: mass * value / sum(each.values()) for j, value in each.items()}
+        e = [(s + 1) / 2 for s in now.values()]
+        h = [-x * math.log(x) for x in e]
+        if method.threshold == "literal":
+            self.theta[i] = method.tau * (1 - 1 / (1 + math.exp(-sum(h))))
+        else:
+            u = [1 if x < math.exp(-1) and method.entropy == "monotone" else math.e * y for x, y in zip(e, h)]
+            self.theta[i] = method.tau * sum(u) / len(u) / (N - 1)
+
+
+PLUS: list[dict[str, Any]] = [
+    {"preset": "paper"},
+    {"preset": "robust"},
+    {"preset": "paper", "backbone": "ft", "loss_smoothing": "ema", "gamma": 0.6, "temperature": 0.5},
+    {"preset": "robust", "backbone": "full", "loss_smoothing": "ema", "tau": 1.1},
+    {"preset": "paper", "proxy": "weight", "self_in_agg": False},
+    {"preset": "robust", "proxy": "delta", "tau": 1.2, "gamma": 0.0},
+    {"preset": "paper", "threshold": "literal", "tau": 1.5, "nu": 0.3},
+]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [*(AFINDPlus(**settings) for settings in PLUS), AFIND(tau=1.2), AFIND(preset="paper", proxy="delta")],
+    ids=lambda method: ",".join(f"{f.name}={getattr(method, f.name)}" for f in dataclasses.fields(method))[:60],
+)
+def test_rounds_are_those_of_a_plain_loop_over_clients(method: AFIND) -> None:
+    engine, twin = engine_of(method), engine_of(method).shards[0].cohort
+    shard = engine.shards[0]
+    plain = Plain(method, shard.cohort)
+    counts = []
+    for t in (1, 2, 3, 4):
+        before = shard.cohort.weights
+        twin.begin(t=t)
+        twin.weights = before.clone()
+        Backbone(method.backbone).train(t, twin)
+        expected = plain.round(before, twin.weights)
+        engine.step(t, False)
+        torch.testing.assert_close(shard.cohort.weights, expected, rtol=1e-9, atol=1e-10)
+        for i in range(N):
+            assert {j: float(shard.state.probability[i, j]) for j in plain.p[i]} == pytest.approx(plain.p[i], rel=1e-9)
+            assert float(shard.state.threshold[i]) == pytest.approx(plain.theta[i], rel=1e-8)
+        assert (shard.state.probability.sum(dim=1) - 1).abs().max() < 1e-12
+        counts.append([len(row) for row in rows(shard.state.neighbors)])
+    assert counts[0] == [N - 1] * N  # everybody is a friend in round 1
+    if method.proxy != "weight":
+        assert min(counts[-1]) < N - 1  # and then not
+    assert shard.state.fallbacks.tolist() == plain.fallbacks
+
+
+def test_presets_fill_in_what_is_not_named() -> None:
+    paper, robust = AFINDPlus(preset="paper"), AFINDPlus()
+    assert (paper.sim_memory, paper.entropy, paper.loss_direction) == (0.0, "printed", "theirs")
+    assert (robust.preset, robust.sim_memory, robust.entropy, robust.loss_direction) == (
+        "robust",
+        0.9,
+        "monotone",
+        "mine",
+    )
+    assert AFINDPlus(preset="paper", sim_memory=0.5).sim_memory == 0.5
+    assert (AFIND(preset="paper").sim_memory, AFIND(preset="paper").entropy) == (0.0, "printed")
+    assert (robust.tau, robust.gamma, robust.temperature, robust.explore, robust.noise) == (0.5, 0.9, 1.0, 0.0, 0.0)
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------
+
+
+def test_who_finds_nobody_good_enough_takes_the_most_probable_and_is_never_locked_out() -> None:
+    engine = engine_of(AFINDPlus(tau=1e9))
+    state = None
+    for t in range(1, 6):
+        before, state = state, engine.step(t, False) or engine.shards[0].state
+        friends = rows(state.neighbors)
+        if before is not None:
+            for i, row in enumerate(friends):
+                assert len(row) == 1
+                assert before.probability[i, row[0]] == before.probability[i].max()
+            assert torch.equal(state.probability, before.probability)  # one friend alone changes nothing
+        assert state.fallbacks.tolist() == [t - 1] * N
+        assert len(last_edges(engine).client) == sum(len(row) for row in friends)
+
+
+def test_equally_probable_peers_are_taken_at_random() -> None:
+    engine = engine_of(AFIND(threshold="top", count=2, proxy="weight", nu=1e9))  # all stay alike
+    seen = []
+    for t in range(1, 7):
+        engine.step(t, False)
+        friends = rows(engine.shards[0].state.neighbors)
+        assert all(len(row) == 2 and i not in row for i, row in enumerate(friends))
+        seen.append(friends)
+    taken = np.bincount(np.ravel(seen), minlength=N)
+    assert len({str(friends) for friends in seen}) == 6
+    assert taken.min() > 0
+
+
+def test_a_fixed_count_takes_the_most_probable() -> None:
+    engine = engine_of(AFIND(threshold="top", count=3))
+    before = None
+    for t in range(1, 6):
+        engine.step(t, False)
+        state = engine.shards[0].state
+        for i, row in enumerate(rows(state.neighbors)):
+            assert len(row) == 3
+            if before is not None:
+                least = before.probability[i, row].min()
+                rest = [j for j in range(N) if j != i and j not in row]
+                assert (before.probability[i, rest] <= least).all()
+        before = state
+        assert not state.threshold.any()
+
+
+def test_exploring_adds_one_random_stranger() -> None:
+    never, always, often = (engine_of(AFIND(tau=1e9, explore=share)) for share in (0.0, 1.0, 0.5))
+    strangers, added = set(), 0
+    for t in range(1, 9):
+        counts = []
+        for engine in (never, always, often):
+            engine.step(t, False)
+            counts.append([len(row) for row in rows(engine.shards[0].state.neighbors)])
+        if t > 1:
+            assert counts[0] == [1] * N
+            assert counts[1] == [2] * N
+            assert set(counts[2]) <= {1, 2}
+            added += sum(counts[2]) - N
+            strangers |= {(i, j) for i, row in enumerate(rows(always.shards[0].state.neighbors)) for j in row}
+    assert 0.25 < added / (7 * N) < 0.75
+    assert len(strangers) > 0.6 * N * (N - 1)
+
+
+def test_the_printed_loss_and_the_reversed_one_weigh_differently() -> None:
+    mixed = []
+    for direction in ("theirs", "mine"):
+        engine = engine_of(AFINDPlus(loss_direction=direction))  # type: ignore[arg-type]
+        engine.step(1, False)
+        mixed.append(last_edges(engine).weight)
+    assert mixed[0].shape == mixed[1].shape
+    assert np.abs(mixed[0] - mixed[1]).max() > 0.01
+
+
+# -- clients and peers of all kinds ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+@pytest.mark.parametrize("backbone", ["alt", "ft"])
+def test_clients_with_one_sample_or_none_or_one_class_take_part(preset: Any, backbone: Any) -> None:
+    engine = engine_of(AFINDPlus(preset=preset, backbone=backbone), sizes=[1, 1, 9, 20, 8])
+    train = engine.shards[0].cohort.data.train
+    train.sizes[1] = 0
+    train.y[int(train.starts[2]) : int(train.starts[3])] = 1
+    for t in range(1, 6):
+        engine.step(t, False)
+        state = engine.shards[0].state
+        assert torch.isfinite(engine.shards[0].cohort.weights).all()
+        assert (state.probability.sum(dim=1) - 1).abs().max() < 1e-12
+    assert state.similarity[:, 1].isnan().all()  # without samples it cannot judge
+    assert (state.probability[[0, 2, 3, 4], 1] == 1 / 4).all()
+    assert (state.similarity[1, [0, 2, 3, 4]] == 0).all()  # and everybody is alike to it
+    assert torch.equal(state.probability[1], torch.tensor([0.25, 0, 0.25, 0.25, 0.25], dtype=torch.float64))
+    graph = last_edges(engine)
+    if preset == "paper":
+        assert 1 not in graph.neighbor  # whoever cannot judge has no weight
+
+
+def test_peers_that_are_away_keep_the_probability_they_had() -> None:
+    engine = engine_of(AFINDPlus(), peers={"away": 0.4})
+    shard = engine.shards[0]
+    before, stale = None, 0
+    for t in range(1, 9):
+        engine.step(t, False)
+        state, here = shard.state, shard.peers.reachable(t)
+        chosen = torch.zeros(N, N, dtype=torch.bool)
+        for i, row in enumerate(rows(state.neighbors)):
+            chosen[i, row] = True
+        assert not (chosen & ~here).any()
+        assert (here.any(dim=1) == chosen.any(dim=1)).all()  # whoever can have a friend has one
+        assert (state.probability.sum(dim=1) - 1).abs().max() < 1e-12
+        if before is not None:
+            assert torch.equal(state.probability[~chosen], before.probability[~chosen])
+            stale += int((~chosen & ~here).sum()) - N
+        before = state
+    assert stale > 10
+
+
+def test_lost_answers_leave_a_peer_unobserved() -> None:
+    faults = Faults(loss=0.5)
+    engine = engine_of(AFINDPlus(preset="paper"), faults=faults)
+    engine.step(1, False)
+    everybody = torch.arange(N)
+    arrives = ~faults.lost(4, 1, everybody[:, None], everybody[None])  # [to, sender]
+    heard = arrives & arrives.T & ~torch.eye(N, dtype=torch.bool)  # the question and the answer
+    state = engine.shards[0].state
+    assert 0 < int(heard.sum()) < N * (N - 1)
+    assert torch.equal(~state.similarity.isnan(), heard)
+    assert (state.probability[~heard & ~torch.eye(N, dtype=torch.bool)] == 1 / (N - 1)).all()
+    graph = last_edges(engine)
+    assert set(zip(graph.client, graph.neighbor)) == {(int(i), int(j)) for i, j in torch.nonzero(heard)}
+
+
+def test_a_peer_that_cannot_reach_back_gives_no_answer() -> None:
+    engine = engine_of(AFINDPlus(), peers={"reachable": 3})
+    for t in (1, 2, 3):
+        engine.step(t, False)
+    shard = engine.shards[0]
+    reach = shard.peers.reachable(1)
+    mutual = reach & reach.T
+    assert 0 < int(mutual.sum()) < int(reach.sum())
+    assert not (~shard.state.similarity.isnan() & ~mutual).any()
+    assert (shard.state.probability[reach & ~mutual] == 1 / 3).all()
+
+
+def test_nobody_in_reach_leaves_the_memory_empty() -> None:
+    engine = engine_of(AFINDPlus(), peers={"reachable": 0})
+    engine.step(1, False)
+    state = engine.shards[0].state
+    assert state.neighbors.shape == (N, 0)
+    assert not state.probability.any()
+    assert not state.threshold.any()
+    assert not state.fallbacks.any()
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"preset": "paper", "noise": 2.0, "explore": 0.5},
+    {"preset": "robust", "backbone": "ft", "loss_smoothing": "ema"},
+    {"preset": "paper", "proxy": "weight", "noise": 0.5, "backbone": "full"},
+    {"preset": "robust", "proxy": "delta", "threshold": "remark", "self_in_agg": False},
+    {"preset": "robust", "threshold": "top", "count": 2, "gamma": 1.0},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_settings_are_the_same_over_shards(settings: dict[str, Any]) -> None:
+    found = []
+    for shards in (1, 3):
+        engine = engine_of(AFINDPlus(**settings), shards, Faults(loss=0.15, absent=0.15), peers={"away": 0.1})
+        for t in range(1, 6):
+            engine.step(t, False)
+        found.append(engines.snapshot(engine))
+    one, many = found
+    assert torch.isfinite(one["weights"]).all()
+    assert (one["weights"] - many["weights"]).abs().max() <= 1e-10
+    assert rows(one["state/neighbors"]) == rows(many["state/neighbors"])
+    torch.testing.assert_close(
+        one["state/probability"], many["state/probability"], rtol=1e-9, atol=1e-12, equal_nan=True
+    )
+    for name in ("models_received", "state/fallbacks"):
+        assert torch.equal(one[name], many[name])
+
+
+# -- noise -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("proxy", ["grad", "delta"])
+def test_noise_is_on_what_peers_send_and_as_large_as_asked(proxy: Any) -> None:
+    method = AFIND(preset="paper", proxy=proxy, noise=3.0, noise_clip=0.2, backbone="full")
+    engine, twin = engine_of(method), engine_of(method).shards[0].cohort
+    cohort = engine.shards[0].cohort
+    before = cohort.weights
+    twin.train(1)
+    plain = Plain(method, cohort)
+    engine.step(1, False)
+    seen = engine.shards[0].state.similarity
+    deviation = 3.0 * 0.2 / 5  # batches of 5
+    for i in range(N):
+        for j in range(N):
+            if i == j:
+                continue
+            if proxy == "grad":
+                mine, sent = plain.on(before[i], before[i], i)[1], plain.on(before[i], before[j], j)[1]
+                sender = j * N + i  # a noise of its own for each who asks
+            else:
+                mine, sent = (twin.weights[k, :30] - before[k, :30] for k in (i, j))
+                sender = j
+            sent = sent * min(1, 0.2 / float(sent.norm()))
+            sent = sent + deviation * friendly.normal(4, "proxy noise", 1, torch.tensor([sender]), 30)[0]
+            assert float(seen[i, j]) == pytest.approx(float(mine @ sent / (mine.norm() * sent.norm())), abs=1e-9)
+
+
+def test_noise_drowns_the_similarities_only_when_it_is_large() -> None:
+    seen = []
+    for noise in (0.0, 1e-6, 1e4):
+        engine = engine_of(AFIND(noise=noise, noise_clip=100.0))
+        engine.step(1, False)
+        seen.append(engine.shards[0].state.similarity[~torch.eye(N, dtype=torch.bool)])
+    assert (seen[1] - seen[0]).abs().max() < 1e-3
+    assert abs(float(seen[2].mean())) < 3 / (N * (N - 1) * 30) ** 0.5 * 1.5
+    assert float(seen[2].std()) == pytest.approx(30**-0.5, rel=0.3)  # cosines with a random direction in 30 dimensions
+
+
+# -- refusals, costs, the whole way ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("tau", 0.0, "greater than 0"),
+        ("gamma", 1.5, "at most 1"),
+        ("gamma", -0.1, "at least 0"),
+        ("nu", 0.0, "greater than 0"),
+        ("temperature", 0.0, "greater than 0"),
+        ("sim_memory", 1.0, "less than 1"),
+        ("noise", -1.0, "at least 0"),
+        ("explore", 1.1, "at most 1"),
+        ("threshold", "none", "calibrated"),
+        ("count", 0, "at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(key: str, value: Any, says: str) -> None:
+    with pytest.raises(kinfolk.UserError, match=says) as error:
+        read(tiny_experiment(method={"name": "afind+", key: value}))
+    assert f"method.{key}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("backbone", ["alt", "ft", "full"])
+def test_a_model_without_a_body_is_refused(backbone: str) -> None:
+    settings = tiny_experiment(method={"name": "afind+", "backbone": backbone})
+    settings["model"] = {"name": "linear"}
+    with pytest.raises(kinfolk.UserError, match="no body to share"):
+        kinfolk.run(settings, out="a")
+
+
+def test_too_many_clients_are_refused_with_the_number() -> None:
+    cohort = engine_of(AFIND()).shards[0].cohort
+    friends = Friends(Contribution(), Backbone("alt"))
+    cohort.n = MOST + 1
+    with pytest.raises(kinfolk.UserError, match=f"{MOST + 1} clients"):
+        friends.start(cohort)
+
+
+@pytest.mark.parametrize(
+    ("method", "exchanges"),
+    [
+        (AFINDPlus(preset="paper"), 2),
+        (AFINDPlus(), 2),
+        (AFIND(), 2),
+        (AFINDPlus(loss_smoothing="ema", proxy="weight"), 1),
+        (AFIND(proxy="delta"), 1),
+    ],
+)
+def test_round_one_costs_what_the_formula_says_and_later_ones_less(method: AFIND, exchanges: int) -> None:
+    engine = engine_of(method)
+    engine.step(1, False)
+    peers = engine.shards[0].peers
+    assert method.nominal(1, N) == cost.Cost(exchanges * (N - 1), (N - 1) / N)
+    assert peers.models_received.tolist() == [exchanges * (N - 1)] * N
+    for t in (2, 3):
+        engine.step(t, False)
+    assert int(peers.models_received.sum()) <= method.nominal(3, N).total * N
+
+
+def test_what_a_watched_client_saw_is_written_down() -> None:
+    sections = tiny_experiment(method={"name": "afind+"}, run={"watch": [0], "watch_all": True})
+    result = kinfolk.run(sections, out="a")
+    lines = (result.folder / "similarity.csv").read_text().splitlines()
+    columns = lines[0].split(",")
+    noted = [dict(zip(columns, line.split(","))) for line in lines[1:]]
+    assert {row["peer"] for row in noted} == {str(j) for j in range(1, 8)}  # all were asked in round 1
+    assert all(-1 <= float(row["similarity"]) <= 1 for row in noted)
+    state = checkpoint.load(result.folder / "checkpoint").tensors["state/similarity"]
+    assert torch.isfinite(state[0, 1:]).all()
+
+
+def label_overlap(result: kinfolk.Result) -> tuple[float, float]:
+    """Mean share of labels that friends have in common, weighted alike over rounds, and that of any two clients."""
+    part = kinfolk.load_federation(result.config).train
+    shares = torch.stack(
+        [
+            torch.bincount(part.y[start : start + size], minlength=10) / size
+            for start, size in zip(part.starts.tolist(), part.sizes.tolist())
+        ]
+    )
+    overlap = torch.minimum(shares[:, None], shares[None]).sum(dim=2).numpy()
+    found = read_graph(result.folder)
+    later = found.round > 1  # in round 1 everybody is a friend
+    apart = ~np.eye(len(overlap), dtype=bool)
+    return float(overlap[found.client[later], found.neighbor[later]].mean()), float(overlap[apart].mean())
+
+
+def test_friends_share_labels_and_friendship_pays_on_digits() -> None:
+    sections = tiny_experiment(
+        data={"clients": 20, "train": 40, "test": 40, "split": {"kind": "pathological", "classes_per_client": 2}},
+        training={"epochs": 5, "batch_size": 40, "lr": 0.01},
+        run={"rounds": 20, "evaluate_every": 20},
+    )
+    sections["method"] = {"name": "afind+", "backbone": "ft"}
+    friends = kinfolk.run(sections, out="friends")
+    sections["method"] = {"name": "gossip", "backbone": "ft"}
+    gossip = kinfolk.run(sections, out="gossip")
+    among_friends, by_chance = label_overlap(friends)
+    assert among_friends > 2 * by_chance
+    assert friends.accuracy > gossip.accuracy + 0.05
