@@ -10,7 +10,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -263,12 +263,20 @@ def _path(folder: Path, config: Config) -> Path:
     settled, _ = clip(config, config.data.clients)
     for other in sorted(folder.glob(f"{_words(config)}-*")):
         try:
-            same = resolve(RunFolder.open(other).config()).identity() == settled.identity()
+            there = RunFolder.open(other).config()
+            same = resolve(there).identity() == settled.identity()
         except UserError:
             continue
-        if same:
+        if same and not _younger(settled, there):
             return other
     return path
+
+
+def _younger(config: Config, there: dict[str, Any]) -> bool:
+    """Whether a preset turns on something now that the run in `there` did not know of."""
+    defaults = {each.name: each.default for each in fields(config.method)}
+    new = {key: value for key, value in config.sections()["method"].items() if key not in there.get("method", {})}
+    return any(value and value != defaults.get(key) for key, value in new.items())
 
 
 def _state(path: Path) -> str:
