@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kinfolk.errors import UserError
-from kinfolk.reproduce import Reproduction, reproduce
+from kinfolk.reproduce import Reproduction, look, reproduce
 from tiny_study import Ran, cells, one, write_files, write_study
 
 
@@ -201,6 +201,20 @@ def test_a_cell_under_a_former_name_is_taken_by_what_it_is() -> None:
     found, notices = taken()
     assert (len(found.results), notices) == (1, [])
     assert cells() == [path.name for path in Path("there/cells").iterdir()]
+
+
+def test_a_cell_from_before_what_its_preset_turns_on_is_not_taken() -> None:
+    write_study(rows={"P": ["method.name=panm", "method.preset=robust"]}, columns={"two": []}, published={})
+    reproduce("mine.toml", seeds=1)
+    source = Path("elsewhere")
+    Path("runs/reproduce/cells").rename(source)
+    (config,) = source.glob("*/config.toml")
+    config.write_text(config.read_text(encoding="utf-8").replace("mingle = true\n", ""), encoding="utf-8")
+    notices: list[str] = []
+    look("mine.toml").take(source, notices.append)
+    assert [text.partition("left out: ")[2] for text in notices] == [
+        "it is from before method.mingle, which its preset turns on now"
+    ]
 
 
 def test_what_is_here_is_never_written_over() -> None:

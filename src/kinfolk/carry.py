@@ -64,6 +64,8 @@ def _place(pack: Pack, name: str, asked: Mapping[Any, Path], wanted: Mapping[Pat
         raise UserError(f"its {CONFIG} cannot be read: {error}") from None
     if path is None and any(other.name == name for other in wanted):
         raise UserError("its config is that of another experiment")
+    if path is not None and (setting := wanted[path].newly_on(sections)):
+        raise UserError(f"it is from before {setting}, which its preset turns on now")
     return path
 
 

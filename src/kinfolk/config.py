@@ -102,6 +102,15 @@ class Config:
             sections.pop("peers")
         return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
 
+    def newly_on(self, earlier: dict[str, Any]) -> str | None:
+        """A setting that a preset turns on now and that an earlier run, given by its sections, did not know."""
+        known = earlier.get("method", {})
+        for each in dataclasses.fields(self.method):
+            value = getattr(self.method, each.name)
+            if value and value != each.default and each.name not in known:
+                return f"method.{each.name}"
+        return None
+
     def with_method(self, name: str, **settings: Any) -> Config:
         """The same experiment with another method; settings it shares with the present one (k, say) are kept."""
         cls = methods.find(name)

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -267,16 +267,9 @@ def _path(folder: Path, config: Config) -> Path:
             same = resolve(there).identity() == settled.identity()
         except UserError:
             continue
-        if same and not _younger(settled, there):
+        if same and settled.newly_on(there) is None:
             return other
     return path
-
-
-def _younger(config: Config, there: dict[str, Any]) -> bool:
-    """Whether a preset turns on something now that the run in `there` did not know of."""
-    defaults = {each.name: each.default for each in fields(config.method)}
-    new = {key: value for key, value in config.sections()["method"].items() if key not in there.get("method", {})}
-    return any(value and value != defaults.get(key) for key, value in new.items())
 
 
 def _state(path: Path) -> str:
