@@ -95,6 +95,19 @@ def large(results: Sequence[Row]) -> str:
     return markdown(heads, rows)
 
 
+def ragged(results: Sequence[Row]) -> str:
+    rows = [
+        [
+            result["facts"]["device"], row["job"], f"{row['smallest']} to {row['largest']}",
+            figure(row["equal_us_per_sample"]), figure(row["ragged_us_per_sample"]), f"{row['ratio']}×",
+            f"≤ {row['target']:g}×",
+        ]
+        for result in results for row in result["rows"]
+    ]  # fmt: skip
+    heads = ["device", "job", "samples of a client", "equal, µs per sample", "ragged, µs per sample", "ratio", "target"]
+    return markdown(heads, rows)
+
+
 def facts(name: str, results: Sequence[Row]) -> str:
     """What the numbers were measured on."""
     lines = []
@@ -114,6 +127,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {  # mark -> pro
     "scale": ("scale", scale),
     "experiments": ("experiments", experiments),
     "large": ("large", large),
+    "ragged": ("ragged", ragged),
 }
 
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from kinfolk.metrics import Edges, choice, cluster_ari, helped_and_hurt, matching, spread
+from kinfolk import metrics
+from kinfolk.metrics import Edges, choice, cluster_ari, helped_and_hurt, matching, overlaps, spread
 
 
 def edges(*pairs: tuple[int, int]) -> Edges:
@@ -70,3 +71,28 @@ def test_peers_are_counted_once_and_their_labels_compared() -> None:
 
 def test_where_all_have_the_same_labels_overlap_says_nothing() -> None:
     assert "label_overlap" not in choice(edges((0, 1)), np.full((2, 4), 0.25))
+
+
+@pytest.mark.parametrize("few", [0, 2000])
+def test_pairs_are_each_once_in_order_and_never_of_one_client(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "FEW", few)
+    numbers = np.random.default_rng(0).integers(0, 40, (2, 2000))
+    client, neighbor = Edges(*numbers, np.ones(2000)).pairs
+    expected = sorted({(a, b) for a, b in numbers.T.tolist() if a != b})
+    assert list(zip(client.tolist(), neighbor.tolist())) == expected
+    assert Edges.none().pairs[0].size == 0
+
+
+def test_the_overlap_of_all_pairs_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.random.default_rng(1).dirichlet(np.ones(7), 30)
+    monkeypatch.setattr(metrics, "TOGETHER", 500)
+    found = metrics.all_overlaps(labels)
+    assert found is not None
+    each = [[np.minimum(a, b).sum() for b in labels] for a in labels]
+    assert found == pytest.approx(np.array(each))
+    client, neighbor = np.divmod(np.arange(900), 30)
+    assert overlaps(labels, client, neighbor).tolist() == found.ravel().tolist()
+    some = edges((0, 1), (0, 2), (3, 1))
+    assert choice(some, labels, found) == choice(some, labels)
+    monkeypatch.setattr(metrics, "FEW", 29)
+    assert metrics.all_overlaps(labels) is None

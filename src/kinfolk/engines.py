@@ -70,7 +70,8 @@ class Shard:
         Fetched for many rounds at a time: asking a GPU for anything makes it wait.
         """
         rounds, self.mixed = self.mixed, []
-        return [(t, _edges(parts)) for t, parts in rounds]
+        parts = iter(_fetched([part for _, parts in rounds for part in parts]))
+        return [(t, _edges([next(parts) for _ in mixed])) for t, mixed in rounds]
 
     def _watch(self, t: int, evaluate: bool) -> Watch | None:
         """Where to note what the watched clients see in round t, if it is one in which they are watched."""
@@ -97,7 +98,7 @@ class Shard:
             clusters=None if clusters is None else clusters.cpu().numpy(),
             quarantined=self.quarantined.cpu().numpy(),
             global_accuracy=None if scores.common is None else scores.common.cpu().numpy(),
-            **{name: getattr(self.peers, name).cpu().numpy() for name in LEDGER},
+            **dict(zip(LEDGER, self.peers.ledger.cpu().numpy())),
         )
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -117,8 +118,7 @@ class Shard:
         """Take up a snapshot of just these clients."""
         device = self.cohort.device
         self.cohort.weights = tensors["weights"].to(device)
-        for name in LEDGER:
-            setattr(self.peers, name, tensors[name].to(device, copy=True))
+        self.peers.ledger = torch.stack([tensors[name] for name in LEDGER]).to(device)
         self.quarantined = tensors["quarantined"].to(device, copy=True)
         if self.state is not None:
             fields = {key.split("/")[1]: value.to(device) for key, value in tensors.items() if "/" in key}
@@ -191,11 +191,24 @@ def edges(engine: Engine) -> list[tuple[int, Edges]]:
     return [(parts[0][0], _joined([edges for _, edges in parts])) for parts in rounds]
 
 
+def _fetched(parts: list[Mixed]) -> list[Mixed]:
+    """The same on the CPU."""
+    return parts if not parts or parts[0][0].device.type == "cpu" else _at_once(parts)
+
+
+def _at_once(parts: list[Mixed]) -> list[Mixed]:
+    """Fetched as one tensor: for each of many, Python would wait anew."""
+    tensors = [tensor for ids, neighbors, shares in parts for tensor in (ids, neighbors, shares.to(torch.float64))]
+    flat = torch.cat([tensor.reshape(-1).view(torch.int64) for tensor in tensors]).cpu()
+    here = torch.split(flat, [tensor.numel() for tensor in tensors])
+    columns = [some.view(tensor.dtype).view(tensor.shape) for some, tensor in zip(here, tensors)]
+    return list(zip(columns[::3], columns[1::3], columns[2::3]))
+
+
 def _edges(parts: list[Mixed]) -> Edges:
     """What a cohort's mixings put down, as one row for each that counted."""
     columns = []
-    for ids, neighbors, shares in parts:
-        ids, neighbors, shares = (tensor.cpu() for tensor in (ids, neighbors, shares))
+    for ids, neighbors, shares in _fetched(parts):
         client, column = torch.nonzero(shares > 0, as_tuple=True)
         found = ids[client], neighbors[client, column], shares[client, column]
         columns.append(Edges(*(tensor.numpy() for tensor in found)))

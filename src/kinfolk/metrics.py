@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+
+FEW = 2000  # clients up to which a table of all pairs is small
+TOGETHER = 2**20  # pairs whose labels are compared at a time
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,20 @@ class Edges:
         client, column = np.nonzero(neighbors >= 0)
         return cls(client, neighbors[client, column], np.ones(client.size))
 
+    @cached_property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Clients and their neighbors, each pair once and in order, without pairs of a client with itself."""
+        span = int(max(self.client.max(initial=0), self.neighbor.max(initial=0))) + 1
+        keys = self.client * span + self.neighbor
+        if span <= FEW:  # mixed twice is still one neighbor
+            there = np.zeros(span * span, dtype=bool)
+            there[keys] = True
+            keys = np.flatnonzero(there)
+        else:
+            keys = np.unique(keys)
+        client, neighbor = np.divmod(keys, span)
+        return client[client != neighbor], neighbor[client != neighbor]
+
 
 def spread(accuracy: np.ndarray) -> dict[str, float]:
     """Accuracy [n] of each client's own model on its own test set: mean, std over clients, mean of the worst tenth."""
@@ -42,8 +60,7 @@ def matching(edges: Edges, clusters: np.ndarray) -> dict[str, float]:
     recall_i = kin among i's neighbors / i's kin (0 without neighbors; undefined without kin).
     """
     n = clusters.size
-    pairs = np.unique(np.stack([edges.client, edges.neighbor]), axis=1)  # mixed twice is still one neighbor
-    client, neighbor = pairs[:, pairs[0] != pairs[1]]
+    client, neighbor = edges.pairs
     kin = np.bincount(client, weights=clusters[client] == clusters[neighbor], minlength=n)
     found = np.bincount(client, minlength=n)
     possible = np.bincount(clusters, minlength=clusters.max() + 1)[clusters] - 1
@@ -57,19 +74,36 @@ def matching(edges: Edges, clusters: np.ndarray) -> dict[str, float]:
     }
 
 
-def choice(edges: Edges, labels: np.ndarray) -> dict[str, float]:
+def overlaps(labels: np.ndarray, client: np.ndarray, neighbor: np.ndarray) -> np.ndarray:
+    """Share of labels that each pair has in common, Σ_c min(a_c, b_c): [e]. labels: [n, C]; client, neighbor: [e]."""
+    found = np.empty(client.size)
+    for first in range(0, client.size, TOGETHER):
+        some = slice(first, first + TOGETHER)
+        found[some] = np.minimum(labels[client[some]], labels[neighbor[some]]).sum(axis=1)
+    return found
+
+
+def all_overlaps(labels: np.ndarray) -> np.ndarray | None:
+    """`overlaps` of all pairs, [n, n]; None where that would take too much room."""
+    n, classes = labels.shape
+    if n > FEW:
+        return None
+    blocks = np.array_split(labels, max(1, n * n * classes // TOGETHER))
+    return np.concatenate([np.minimum(block[:, None], labels).sum(axis=2) for block in blocks])
+
+
+def choice(edges: Edges, labels: np.ndarray, overlap: np.ndarray | None = None) -> dict[str, float]:
     """How many peers a client has, mean over clients, and how much their labels overlap with its own.
 
-    labels: [n, C] shares of a client's training samples. The overlap of two clients is the share of labels that they
-    have in common, Σ_c min(a_c, b_c); mean over a client's peers, then over the clients that have any.
+    labels: [n, C] shares of a client's training samples; the overlap of two clients is what `overlaps` says, mean over
+    a client's peers, then over the clients that have any. overlap: [n, n], if that of all pairs is known already.
     """
     n = labels.shape[0]
-    pairs = np.unique(np.stack([edges.client, edges.neighbor]), axis=1)
-    client, neighbor = pairs[:, pairs[0] != pairs[1]]
+    client, neighbor = edges.pairs
     found = np.bincount(client, minlength=n)
     row = {"neighbors": float(found.mean())}
     if np.ptp(labels, axis=0).max(initial=0.0) > 1e-9:  # else everybody overlaps wholly with everybody
-        common = np.minimum(labels[client], labels[neighbor]).sum(axis=1)
+        common = overlaps(labels, client, neighbor) if overlap is None else overlap[client, neighbor]
         sums = np.bincount(client, weights=common, minlength=n)
         row["label_overlap"] = _mean(np.divide(sums, found, out=np.full(n, np.nan), where=found > 0))
     return row

@@ -7,16 +7,21 @@ or the round it was resumed at, and the integer hashing gives the same bits on a
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-_CLIENT = -7046029254386353131  # odd 64-bit constants with no pattern: the golden ratio,
-_INDEX = -4417276706812531889  # and two from the splitmix64 family, as signed integers
-_MIX_1 = -4658895280553007687
-_MIX_2 = -7723592293110705685
-_LARGEST = 2**63 - 1
+from kinfolk.kernels import dispatch
+
+CLIENT = -7046029254386353131  # odd 64-bit constants with no pattern: the golden ratio,
+INDEX = -4417276706812531889  # and two from the splitmix64 family, as signed integers
+MIX_1 = -4658895280553007687
+MIX_2 = -7723592293110705685
+LARGEST = 2**63 - 1
+UNIT = 2.0**-53
 
 
 @lru_cache(maxsize=4096)
@@ -28,24 +33,40 @@ def key(seed: int, purpose: str, round: int = 0) -> int:
 
 def _shift(x: Tensor, by: int) -> Tensor:
     """Logical right shift: torch's >> on int64 drags the sign along."""
-    return (x >> by) & (_LARGEST >> (by - 1))
+    return (x >> by) & (LARGEST >> (by - 1))
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _MIX_1
-    x = (x ^ _shift(x, 27)) * _MIX_2
+    x = (x ^ _shift(x, 30)) * MIX_1
+    x = (x ^ _shift(x, 27)) * MIX_2
     return x ^ _shift(x, 31)
 
 
 def bits(seed: int, purpose: str, round: int, client: Tensor, index: Tensor) -> Tensor:
     """63 random bits as non-negative int64, of the shape that `client` and `index` broadcast to."""
-    start = _mix(client.to(torch.int64) * _CLIENT + key(seed, purpose, round))
-    return _shift(_mix(start + index.to(torch.int64) * _INDEX), 1)
+    if _fused(client, index):
+        from kinfolk.kernels import hashing
+
+        return hashing.bits(key(seed, purpose, round), client, index)
+    start = _mix(client.to(torch.int64) * CLIENT + key(seed, purpose, round))
+    return _shift(_mix(start + index.to(torch.int64) * INDEX), 1)
 
 
 def uniform(seed: int, purpose: str, round: int, client: Tensor, index: Tensor) -> Tensor:
     """Uniform float64 in [0, 1), exact in its 53 bits on every device."""
-    return (bits(seed, purpose, round, client, index) >> 10).to(torch.float64) * 2.0**-53
+    if _fused(client, index):
+        from kinfolk.kernels import hashing
+
+        return hashing.bits(key(seed, purpose, round), client, index, unit=True)
+    return (bits(seed, purpose, round, client, index) >> 10).to(torch.float64) * UNIT
+
+
+def _fused(client: Tensor, index: Tensor) -> bool:
+    """Whether one program draws all: up to three dimensions, and not too many for a 32-bit number."""
+    if not dispatch.fused(client):
+        return False
+    shape = np.broadcast_shapes(client.shape, index.shape)
+    return len(shape) <= 3 and math.prod(shape) < 2**31
 
 
 def permutations(seed: int, purpose: str, round: int, client: Tensor, sizes: Tensor, count: int = 1) -> Tensor:
@@ -58,7 +79,7 @@ def permutations(seed: int, purpose: str, round: int, client: Tensor, sizes: Ten
     index = (torch.arange(count, device=client.device) << 32)[:, None] + place
     keys = bits(seed, purpose, round, client[:, None, None], index)
     if sizes.numel() and int(sizes.min()) < width:
-        keys = keys.masked_fill(place >= sizes.to(client.device)[:, None, None], _LARGEST)
+        keys = keys.masked_fill(place >= sizes.to(client.device)[:, None, None], LARGEST)
     return keys.argsort(dim=2, stable=True)
 
 
@@ -68,6 +89,10 @@ def positions(seed: int, purpose: str, round: int, client: Tensor, sizes: Tensor
     Floyd's sampling, one column at a time for all clients: the cost does not grow with `sizes`, so ten thousand
     clients can each draw five of ten thousand peers.
     """
+    if dispatch.fused(client, count):
+        from kinfolk.kernels import hashing
+
+        return hashing.positions(key(seed, purpose, round), client, sizes, count)
     columns = torch.arange(count, device=client.device)
     wanted = sizes.clamp(max=count)[:, None]
     top = sizes[:, None] - wanted + columns  # the new number each column makes available
@@ -82,4 +107,4 @@ def positions(seed: int, purpose: str, round: int, client: Tensor, sizes: Tensor
 
 def torch_seed(seed: int, purpose: str) -> int:
     """A non-negative seed for torch's own generator, for code we do not own (a module's initialisation)."""
-    return key(seed, purpose) & _LARGEST
+    return key(seed, purpose) & LARGEST

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,11 @@ class Truth:
         counts = np.concatenate([_label_counts(part) for part in parts])
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         return cls(None if clusters is None else clusters.cpu().numpy(), shares)
+
+    @cached_property
+    def overlap(self) -> np.ndarray | None:
+        """[n, n] how much the labels of two clients overlap; None for many clients."""
+        return metrics.all_overlaps(self.labels)
 
 
 def _label_counts(data: Federation) -> np.ndarray:
@@ -54,7 +60,7 @@ def measure(
     if clusters is not None and edges.client.size:
         row |= metrics.matching(edges, clusters)
     if edges.client.size:
-        row |= metrics.choice(edges, truth.labels)
+        row |= metrics.choice(edges, truth.labels, truth.overlap)
     if clusters is not None and results.clusters is not None:
         row["ari"] = metrics.cluster_ari(results.clusters, clusters)
     row["models_received"] = int(results.models_received.sum())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kinfolk.matching import evidence
 from kinfolk.matching.evidence import FADING, FARTHEST, LEAST, MOST, Verdict, judge
 
 RATE, LIMIT = 0.3, 3.0
@@ -127,3 +128,43 @@ def test_equal_scores_have_no_distance() -> None:
     assert kin(verdict) == list(range(6))
     assert torch.isfinite(verdict.evidence).all()
     assert torch.isfinite(verdict.unit).all()
+
+
+def test_a_look_reads_and_writes_what_is_known_of_those_looked_at() -> None:
+    ids = torch.tensor([[5, 2, 0, -1], [1, 4, 3, 6]])
+    scores = torch.tensor([[1.0, 1.1, -3.0, math.nan], [0.5, 0.6, 0.55, math.nan]], dtype=torch.float64)
+    listed = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]]).bool()
+    table = torch.full((2, 7), torch.nan)
+    table[0, 0], table[1, 6] = 2.0, -1.0
+    unit = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    found = evidence.look(ids, scores, listed, table, unit, RATE, LIMIT)
+    known = torch.stack([table[i, ids[i].clamp(min=0)] for i in range(2)])
+    verdict = judge(scores, listed, known, unit, RATE, LIMIT)
+    assert torch.equal(found.kin, verdict.kin)
+    assert torch.equal(found.unit, verdict.unit)
+    assert found.skipped.tolist() == [False, False]
+    for i in range(2):
+        for j in range(7):
+            if j in ids[i, :3].tolist():
+                right = verdict.evidence[i, ids[i].tolist().index(j)]
+            else:
+                right = table[i, j]
+            torch.testing.assert_close(found.evidence[i, j], right.float(), equal_nan=True)
+    assert math.isnan(table[0, 5])  # what was known before is left alone
+
+
+def test_with_one_neighbor_whoever_is_nearer_to_it_than_the_strangers_are_joins_it() -> None:
+    ids, unit = torch.tensor([[0, 1, 2, 3]]), torch.zeros(1, dtype=torch.float64)
+    scores = torch.tensor([[1.0, 0.9, 0.1, math.nan]], dtype=torch.float64)
+    listed = torch.tensor([[True, False, False, False]])
+    table = torch.full((1, 4), torch.nan)
+    assert evidence.look(ids, scores, listed, table, unit, RATE, LIMIT).kin.tolist() == [[True, True, False, False]]
+    nobody = evidence.look(ids, torch.full_like(scores, math.nan), listed, table, unit, RATE, LIMIT)
+    assert not nobody.kin.any()
+    assert nobody.skipped.tolist() == [True]
+
+
+def test_who_is_alike_is_judged_by_this_look_alone() -> None:
+    scores = torch.tensor([[*NEIGHBORS, 0.95, 1.4, -2.0, -2.2]], dtype=torch.float64)
+    listed = torch.tensor([LISTED]).bool()
+    assert torch.equal(evidence.alike(scores, listed, LIMIT), look(scores[0].tolist(), LISTED).kin)

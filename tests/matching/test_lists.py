@@ -2,7 +2,18 @@
 
 import torch
 
-from kinfolk.matching.lists import best, choose, contains, look_up, pack
+from kinfolk.matching.lists import (
+    ahead,
+    best,
+    choose,
+    choose_more,
+    columns,
+    contains,
+    look_up,
+    pack,
+    packed,
+    without,
+)
 
 CLIENTS = torch.tensor([3, 7, 9])
 LISTS = torch.tensor([[5, 2, 8, 11, 4], [1, -1, 6, -1, -1], [-1, -1, -1, -1, -1]])
@@ -83,3 +94,31 @@ def test_packing_into_a_given_room_is_the_same_list_padded() -> None:
         assert torch.equal(roomy[:, : exact.shape[1]], exact)
         assert (roomy[:, exact.shape[1] :] == -1).all()
     assert torch.equal(pack(mask, ids, 2), exact[:, :2])  # what finds no room is left out
+
+
+def test_choose_more_takes_of_the_others_only_what_is_missing() -> None:
+    others = torch.tensor([[20, 21, 22], [20, 21, 22], [20, -1, -1]])
+    found = choose_more(0, ("test", "more"), 1, CLIENTS, LISTS, others, 4)
+    first, then = (choose(0, purpose, 1, CLIENTS, some, 4) for purpose, some in (("test", LISTS), ("more", others)))
+    for row, mine, more in zip(found.tolist(), first.tolist(), then.tolist()):
+        both = [j for j in mine if j >= 0] + [j for j in more if j >= 0]
+        assert row == (both + [-1] * 4)[:4]
+    assert torch.equal(choose_more(0, ("test", "more"), 1, CLIENTS, LISTS, others[:, :0], 4), first)
+
+
+def test_without_leaves_gaps_and_packed_closes_them() -> None:
+    left = without(LISTS, torch.tensor([[8, 5, -1], [-1, -1, -1], [3, 4, 5]]))
+    assert left.tolist() == [[-1, 2, -1, 11, 4], [1, -1, 6, -1, -1], [-1] * 5]
+    assert without(LISTS, LISTS[:, :0]).tolist() == LISTS.tolist()
+    assert packed(left).tolist() == [[2, 11, 4], [1, 6, -1], [-1, -1, -1]]
+    assert packed(left, 2).tolist() == [[2, 11], [1, 6], [-1, -1]]
+    assert packed(left, 7).tolist() == [[2, 11, 4, -1, -1, -1, -1], [1, 6, *[-1] * 5], [-1] * 7]
+
+
+def test_the_first_columns_are_marked_and_put_ahead() -> None:
+    device = torch.device("cpu")
+    assert columns(4, 1, device).tolist() == [True, False, False, False]
+    scores = torch.tensor([[torch.nan, -1.0, 0.5, torch.nan]], dtype=torch.float64)
+    lifted = scores + ahead(4, 2, device)
+    assert lifted[0, 1:3].tolist() == [torch.inf, 0.5]
+    assert lifted.isnan().tolist() == scores.isnan().tolist()  # who was not seen is not lifted

@@ -12,7 +12,7 @@ from conftest import make_cohort, make_federation
 from kinfolk.matching import similarity
 from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
 from kinfolk.methods.panm import PANM
-from kinfolk.peers.base import Pool
+from kinfolk.peers.base import Pool, placed
 
 
 def by_numpy(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = None) -> np.ndarray:
@@ -128,7 +128,7 @@ def test_in_the_first_round_the_update_is_the_whole_drift() -> None:
             before = cohort.weights
             cohort.train(t)
             tensors = {"weights": cohort.weights, "update": cohort.weights - before}
-            pool = Pool(5, everybody, tensors, lambda asked: torch.ones_like(asked, dtype=torch.bool))
+            pool = Pool(placed(everybody, 5), tensors)
             by_round.append(PANM(alpha=alpha)._similarity(cohort, pool, ids, cohort.weights - before))
         scores[alpha] = by_round
     for first in (scores[0.3][0], scores[1.0][0]):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from conftest import make_federation
 from kinfolk import Training, engines
 from kinfolk.cohort.cohort import initial_model
-from kinfolk.peers.base import Pool
+from kinfolk.peers.base import Pool, placed
 from kinfolk.peers.faults import Faults
 
 FIRST, SECOND = torch.tensor([7, 2, 9, -1]), torch.tensor([4, 2, 0])
@@ -89,3 +89,27 @@ def test_what_was_lost_stays_lost() -> None:
         lost = faults.lost(0, 1, torch.tensor(hosts)[:, None], asked[None, :])
         assert 0 < int(lost.sum()) < lost.numel()
         assert torch.equal(both.rows(asked.expand(5, -1)) < 0, lost)
+
+
+def test_what_was_found_about_the_same_ids_is_not_worked_out_again() -> None:
+    pool = Pool(placed(torch.arange(4), 4), {})
+    calls: list[int] = []
+
+    def work() -> Tensor:
+        calls.append(1)
+        return torch.tensor(len(calls))
+
+    ids = torch.tensor([[1, 2]])
+    assert [int(pool.once("a", ids, work)) for _ in range(2)] == [1, 1]
+    assert int(pool.once("b", ids, work)) == 2  # another finding
+    assert int(pool.once("a", ids.clone(), work)) == 3  # other ids
+    ids[0, 0] = 3
+    pool.once("a", ids, work)
+    ids[0, 0] = 0
+    assert int(pool.once("a", ids, work)) == 5  # changed in between
+
+
+def test_the_place_of_nobody_is_nowhere() -> None:
+    assert placed(torch.tensor([2, -1, 0]), 4).tolist() == [2, -1, 0, -1, -1]
+    assert placed(torch.tensor([2, 0]), 3).tolist() == [1, -1, 0, -1]
+    assert placed(torch.zeros(0, dtype=torch.int64), 2).tolist() == [-1, -1, -1]

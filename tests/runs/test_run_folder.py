@@ -325,3 +325,43 @@ def test_any_config_comes_back(config: dict[str, Any]) -> None:
     config.pop("kinfolk", None)
     with tempfile.TemporaryDirectory() as place, RunFolder.create(Path(place) / "run", config, {}) as run:
         assert json.dumps(run.config(), sort_keys=True) == json.dumps(config, sort_keys=True)
+
+
+def test_cells_that_look_like_numbers_in_json_are_numbers_and_others_are_not() -> None:
+    numbers = {
+        "0": 0,
+        "-12": -12,
+        "1.5": 1.5,
+        "-0.25": -0.25,
+        "1e5": 1e5,
+        "2E-3": 2e-3,
+        "1.0": 1.0,
+        "9" * 30: 10**30 - 1,
+    }
+    words = [
+        "01",
+        "+1",
+        ".5",
+        "1.",
+        "1_000",
+        "0x10",
+        "NaN",
+        "Infinity",
+        "nan",
+        "inf",
+        "-",
+        "1e",
+        "[1]",
+        '"x"',
+        "none",
+        "١",
+    ]
+    flags = {"true": True, "false": False}
+    row = from_csv(to_csv([{cell: cell for cell in [*numbers, *words, *flags]}]))[0]
+    assert {cell: row[cell] for cell in numbers} == numbers
+    assert all(type(row[cell]) is type(value) for cell, value in numbers.items())
+    assert {cell: row[cell] for cell in words} == {cell: cell for cell in words}
+    assert all(row[cell] is value for cell, value in flags.items())
+    assert to_csv([{"a": 0.1, "b": float("nan"), "c": True, "d": None, "e": np.float64(2.5), "f": 3}]) == (
+        "a,b,c,d,e,f\n0.1,,true,,2.5,3\n"
+    )

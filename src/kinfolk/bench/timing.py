@@ -94,7 +94,7 @@ def _checked(loop: Side, ours: dict[str, Side], device: torch.device) -> dict[st
         bound = CLOSE
         if name != "float32":
             with rounding(device, name), torch.autocast(device.type, torch.bfloat16, name == "bf16"):
-                bound = FACTOR * float(difference(loop.first(), expected).median())
+                bound = max(CLOSE, FACTOR * float(difference(loop.first(), expected).median()))
         found[name] = Check(taken, difference(results[0], expected), bound)
     return found
 

@@ -7,7 +7,7 @@ snapshot of the moment it was published.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -18,12 +18,13 @@ from kinfolk import randomness
 from kinfolk.cohort import augment, judging
 from kinfolk.cohort.evaluation import Scores
 from kinfolk.cohort.layout import Division, Layout
-from kinfolk.cohort.mixing import blend
+from kinfolk.cohort.mixing import mix
+from kinfolk.cohort.noise import Noise
 from kinfolk.cohort.program import program_for, rounding
 from kinfolk.cohort.replay import Replay
 from kinfolk.cohort.room import CACHE, Room
 from kinfolk.cohort.steer import Steer
-from kinfolk.cohort.training import Plan, Training, local_steps, plan, rates, train_chunk
+from kinfolk.cohort.training import Plan, Training, alike, local_steps, plan, rates, train_chunk
 from kinfolk.cohort.watch import Measure, Watch
 from kinfolk.cohort.workers import side_by_side
 from kinfolk.data.federation import Federation, Part
@@ -94,10 +95,12 @@ class Cohort:
         self.personal: Tensor | None = None  # [m, d] what each client uses and is tested with, if not `weights`
         self.mixture: judging.Mixture | None = None  # models of others that each uses beside it, and is tested with
         self.tuning = 0  # epochs of training on a copy before a test
+        self.noise: Noise | None = None  # on the gradients of all training
         self.validation: Part | None = None  # set aside by a method of what to train on; x as the program reads it
         self.chunk = chunk
         inputs = self.data.train.x[:1].numel() * (1 if training.augment is None else 3)  # moved ones lie beside
-        kept = inputs + 3 * activations(self.model, self.data.input_shape, self.data.classes, self.dtype)
+        put_out = activations(self.model, self.data.input_shape, self.data.classes, self.dtype)
+        kept = inputs + 3 * (self.program.outputs or put_out)
         self.room = Room(self.device, self.program.concurrent, self.layout.size, kept, self.weights.element_size())
         self.train_x, self._test_x = (self.program.samples(part.x) for part in (self.data.train, self.data.test))
         self._common_x = None if self.data.common is None else self.program.samples(self.data.common.x)
@@ -192,6 +195,9 @@ class Cohort:
         if active is not None or not self.round.everybody:
             wanted = ~self.round.absent if active is None else active.to(self.device) & ~self.round.absent
             steps = torch.where(wanted.cpu(), steps, 0)
+        if self.noise is not None:
+            assert steer is None, "one thing at a time is done to a gradient"
+            steer = self.noise.on(self.seed, t, self.ids, purpose)
         after = models.clone()
         loss = torch.full((len(self),), torch.nan, dtype=torch.float64, device=self.device)
 
@@ -214,7 +220,7 @@ class Cohort:
             loss[here] = mean.masked_fill(~finite, torch.nan)
 
         workers = self.room.workers(int((steps > 0).sum()), settings.batch_size)
-        side_by_side(work, list(self._alike(steps, workers)), workers)
+        side_by_side(work, self._alike(steps, workers), workers)
         return after, loss
 
     def _steps(
@@ -245,18 +251,11 @@ class Cohort:
         sizes = sizes.to(self.device, non_blocking=True)
         return self._replay(key, work, block, batches.index, sizes, *looks, *beside)
 
-    def _alike(self, steps: Tensor, workers: int = 1) -> Iterator[Tensor]:
+    def _alike(self, steps: Tensor, workers: int = 1) -> list[Tensor]:
         """Rows [*] of the clients that have steps to take, in chunks of clients with about as many steps."""
-        order = torch.argsort(steps, stable=True)
-        order = order[steps[order] > 0]
         numbers = 3 * self.layout.size  # with gradient and momentum
-        size = self.chunk or self.room.fitting(numbers, self.training.batch_size, order.numel(), workers)
-        first = 0
-        while first < order.numel():
-            few = int(steps[order[first]])
-            alike = int((steps[order[first : first + size]] <= 2 * few).sum())
-            yield order[first : first + alike]
-            first += alike
+        size = self.room.fitting(numbers, self.training.batch_size, int((steps > 0).sum()), workers)
+        return alike(steps, self.data.train.sizes, self.chunk or size)
 
     # -- judging -------------------------------------------------------------------------------------------------
 
@@ -349,16 +348,8 @@ class Cohort:
         answered are scaled to sum to one; a client with nothing to mix keeps its model. `record=False` keeps it out of
         the graph of who mixed with whom, for methods in which nobody chose anybody. part: the only columns that change.
         """
-        rows = pool.rows(ids)
-        shares = torch.ones_like(rows) if coefficients is None else coefficients
-        shares = torch.where(rows >= 0, shares.to(torch.float64), 0.0)
-        mine = torch.ones(len(self), dtype=torch.float64, device=self.device) * own
-        total = mine + shares.sum(dim=1)
-        alone = (total <= 0) | self.round.absent
-        shares = torch.where(alone[:, None], 0.0, shares / total[:, None])
-        mine = torch.where(alone, 1.0, mine / total)
-        before = self.weights
-        self.weights = blend(before, pool["weights"], rows, shares, mine, CACHE)
+        before, rows = self.weights, pool.rows(ids)
+        self.weights, shares = mix(before, pool["weights"], rows, coefficients, own, self.round.absent, CACHE)
         if part is not None:
             kept = torch.ones(self.layout.size, dtype=torch.bool, device=self.device)
             kept[part] = False

@@ -6,6 +6,35 @@ import torch
 from torch import Tensor
 
 from kinfolk import kernels
+from kinfolk.kernels import dispatch
+
+
+def mix(
+    weights: Tensor,
+    theirs: Tensor,
+    rows: Tensor,
+    coefficients: Tensor | None,
+    own: Tensor | float,
+    absent: Tensor,
+    room: int,
+) -> tuple[Tensor, Tensor]:
+    """Weighted means of own models [m, d] and theirs[rows[i, j]], and the share of each of those: ([m, d], [m, k]).
+
+    coefficients: [m, k] and own: [m], or all alike; those that count are scaled to sum to one. A client with nothing to
+    mix, or absent [m] bool, keeps its model. rows and room as in `blend`.
+    """
+    if dispatch.fused(rows, rows.shape[1]) and theirs.shape[0]:
+        from kinfolk.kernels.mixing import mix as fused
+
+        return fused(weights, theirs, rows, coefficients, own, absent)
+    shares = torch.ones_like(rows) if coefficients is None else coefficients
+    shares = torch.where(rows >= 0, shares.to(torch.float64), 0.0)
+    mine = torch.ones(rows.shape[0], dtype=torch.float64, device=rows.device) * own
+    total = mine + shares.sum(dim=1)
+    alone = (total <= 0) | absent
+    shares = torch.where(alone[:, None], 0.0, shares / total[:, None])
+    mine = torch.where(alone, 1.0, mine / total)
+    return blend(weights, theirs, rows, shares, mine, room), shares
 
 
 def blend(weights: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: Tensor, room: int) -> Tensor:

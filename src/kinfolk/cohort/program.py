@@ -20,6 +20,7 @@ class Program(Protocol):
     """A net for many clients. A slot is a tensor [m, ...] of parameters that is stepped as one."""
 
     concurrent: bool  # whether several threads may call it at a time
+    outputs: int | None  # numbers that it leaves between layers for a sample, if fewer than the module's layers put out
 
     def samples(self, x: Tensor) -> Tensor:
         """The data set [N, ...] in the order this program reads it; what the other calls take as x."""
@@ -56,6 +57,7 @@ class Explicit:
     def __init__(self, stack: Stack, layout: Layout) -> None:
         self.stack = stack
         self.layout = layout
+        self.outputs = stack.outputs
 
     def samples(self, x: Tensor) -> Tensor:
         return self.stack.samples(x)
@@ -90,6 +92,7 @@ class Derived:
     """Any module, through `vmap` and autograd; a slot for each of its parameters."""
 
     concurrent = False  # a call puts the clients' parameters into the one module
+    outputs: int | None = None
 
     def __init__(self, module: nn.Module, layout: Layout, precision: str, device: torch.device) -> None:
         self.forward = Vectorised(module)

@@ -1,7 +1,7 @@
 """What some methods do to a client's gradients before it takes a step.
 
-A `Steer` brings tensors [m, d] of its own, one row per client. On a GPU they are inputs of the recorded steps, so a
-steer must not look at their values on the CPU.
+A `Steer` brings tensors of its own, one row per client. On a GPU they are inputs of the recorded steps, so a steer must
+not look at their values on the CPU, and whatever changes from round to round must be one of them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ class Steer(Protocol):
 
     @property
     def beside(self) -> tuple[Tensor, ...]:
-        """The tensors [m, d] that `bend` is given, cut down to the clients it is called for."""
+        """The tensors [m, d] or [m] that `bend` is given, cut down to the clients it is called for."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """Everything else that `bend` depends on."""
 
-    def bend(self, slots: list[Tensor], gradients: list[Tensor], *beside: list[Tensor]) -> None:
-        """slots: the models, gradients: of each slot, beside: the tensors in the same slots."""
+    def bend(self, slots: list[Tensor], gradients: list[Tensor], *beside: list[Tensor], step: int = 0) -> None:
+        """slots: what moves of the models; gradients: of each slot; beside: the tensors in the same slots, one of
+        numbers [m] by itself; step: how many were taken before."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Proximal:
     def key(self) -> tuple[object, ...]:
         return ("proximal", self.strength)
 
-    def bend(self, slots: list[Tensor], gradients: list[Tensor], *beside: list[Tensor]) -> None:
+    def bend(self, slots: list[Tensor], gradients: list[Tensor], *beside: list[Tensor], step: int = 0) -> None:
         for slot, gradient, anchor in zip(slots, gradients, beside[0]):
             gradient.add_(slot - anchor, alpha=self.strength)
 
@@ -63,7 +64,7 @@ class Masked:
     def key(self) -> tuple[object, ...]:
         return ("masked", self.longest)
 
-    def bend(self, slots: list[Tensor], gradients: list[Tensor], *beside: list[Tensor]) -> None:
+    def bend(self, slots: list[Tensor], gradients: list[Tensor], *beside: list[Tensor], step: int = 0) -> None:
         for gradient, mask in zip(gradients, beside[0]):
             gradient.mul_(mask)
         square = torch.stack([gradient.flatten(1).square().sum(dim=1) for gradient in gradients]).sum(dim=0)

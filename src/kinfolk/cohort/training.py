@@ -19,6 +19,10 @@ from kinfolk.cohort.program import Program
 from kinfolk.cohort.steer import Steer
 from kinfolk.settings import setting
 
+# How many times as many steps as another a client of the same chunk may have. What is planned and never taken costs
+# little; chunks of their own for a few clients cost much where models are small, and on a GPU (benchmarks/ragged.py).
+SPREAD = 8
+
 
 @dataclass(frozen=True)
 class Training:
@@ -42,7 +46,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Plan:
-    """The batches of one round for a chunk of clients."""
+    """The batches of one round for a chunk of clients; those with most steps had better come first."""
 
     index: Tensor  # [m, steps, batch] rows of the data set; meaningless where the mask is false
     counts: Tensor  # [m, steps] on the CPU: samples of each client's batch, 0 once a client has finished
@@ -52,6 +56,11 @@ class Plan:
     def widths(self) -> list[int]:
         """Samples of the largest batch of each step."""
         return [int(width) for width in self.counts.max(dim=0).values]
+
+    def rows(self) -> list[int]:
+        """How many of the clients, from the first on, are needed at each step: all behind them have finished."""
+        places = torch.arange(1, self.counts.shape[0] + 1)[:, None]
+        return [int(last) for last in torch.where(self.counts > 0, places, 0).amax(dim=0)]
 
     def shares(self) -> list[Tensor | None]:
         """Weights [m, b] of a step's samples (1/count inside, 0 outside); None where every batch is full."""
@@ -75,6 +84,23 @@ def local_steps(sizes: Tensor, training: Training) -> Tensor:
     if training.steps is not None:
         return torch.where(sizes > 0, training.steps, 0)
     return batches * training.epochs
+
+
+def alike(steps: Tensor, sizes: Tensor, most: int) -> list[Tensor]:
+    """Rows [*] of the clients that have steps [m] to take, in chunks of clients with about as many steps.
+
+    sizes: [m] samples; most: clients in a chunk. Those with more steps, and of equals those with more samples, come
+    first: whoever has finished is left out of the steps that follow, and a chunk that takes long begins soon.
+    """
+    order = torch.argsort(steps * (sizes.max() + 1) + sizes, descending=True, stable=True)
+    order = order[steps[order] > 0]
+    chunks: list[Tensor] = []
+    while order.numel():
+        alike = SPREAD * steps[order[:most]] >= steps[order[0]]
+        count = int(alike.sum())
+        chunks.append(order[:count])
+        order = order[count:]
+    return chunks
 
 
 def plan(
@@ -129,28 +155,45 @@ def train_chunk(
 
     x: [N, ...] and y: [N] are the samples of the whole cohort, as `program.samples` gave them or, if the plan has
     looks, as they are; steps: [steps, m] the sizes of the steps; part: the only columns that move; steer: what is done
-    to a gradient before the step, given the tensors `beside` [m, d] that go with it.
+    to a gradient before the step, given the tensors `beside` [m, d] or [m] that go with it.
     """
     velocity: list[Tensor] = []
     spare: list[Tensor] | None = None
     total = torch.zeros(block.shape[0], dtype=torch.float64, device=x.device)
     slots = program.slots(block)
-    moving = slots if part is None else program.within(slots, part)
-    others = [program.slots(tensor) for tensor in beside]
-    for number, (width, share) in enumerate(zip(plan.widths(), plan.shares())):
-        index = plan.index[:, number, :width]
+
+    def moved(tensors: list[Tensor]) -> list[Tensor]:
+        return tensors if part is None else program.within(tensors, part)
+
+    moving = moved(slots)
+    others = [[tensor] if tensor.dim() == 1 else moved(program.slots(tensor)) for tensor in beside]
+    present = block.shape[0]
+    fewest = 1 if program.concurrent else min(2, present)  # products of autograd round otherwise for one alone
+    for number, (width, share, needed) in enumerate(zip(plan.widths(), plan.shares(), plan.rows())):
+        count = max(needed, fewest)
+        if count < present:  # the others have finished
+            present = count
+            slots, moving, velocity = (_first(tensors, count) for tensors in (slots, moving, velocity))
+            others = [_first(tensors, count) for tensors in others]
+            spare = None if spare is None else _first(spare, count)
+        index = plan.index[:count, number, :width]
+        share = None if share is None else share[:count]
         labels, images = y[index], x
         if plan.looks is not None:
-            images = program.samples(augment.seen(x, index, plan.looks[:, number, :width]))
+            images = program.samples(augment.seen(x, index, plan.looks[:count, number, :width]))
             index = torch.arange(index.numel(), device=x.device).view(index.shape)
         loss, gradients = program.gradients(slots, images, labels, index, share, spare)
+        ways = moved(gradients)
         if steer is not None:
-            steer.bend(slots, gradients, *others)
-        ways = gradients if part is None else program.within(gradients, part)
-        velocity = descend(moving, velocity, ways, steps[number], training)
+            steer.bend(moving, ways, *others, step=number)
+        velocity = descend(moving, velocity, ways, steps[number, :count], training)
         spare = gradients if velocity[0] is not ways[0] or not training.momentum else None
-        total += loss
+        total[:count] += loss
     return total / (steps > 0).sum(dim=0).clamp(min=1)
+
+
+def _first(tensors: list[Tensor], count: int) -> list[Tensor]:
+    return [tensor[:count] for tensor in tensors]
 
 
 def descend(

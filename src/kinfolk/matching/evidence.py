@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kinfolk.kernels import dispatch
+
 NORMAL = 1.4826  # median absolute deviation -> standard deviation, for normal scores
 # The neighbors' spread is taken to lie within these shares of the spread of all who were looked at: below, a few
 # neighbors that happen to agree would make kin look like strangers; above, one stranger in the list would make room
@@ -19,6 +21,8 @@ NORMAL = 1.4826  # median absolute deviation -> standard deviation, for normal s
 LEAST, MOST = 0.2, 0.4
 FARTHEST = 30.0  # one look counts at most this much
 FADING = 0.98  # a round that shows kin only says nothing about how far strangers are: the unit shrinks slowly
+SMALLEST = 1e-12  # unit
+COMPARED = 64  # peers up to which one program judges all of a client's on a GPU
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,62 @@ def judge(scores: Tensor, listed: Tensor, evidence: Tensor, unit: Tensor, rate: 
     overall = (torch.where(seen, (known - mean[:, None]).square(), 0.0).sum(dim=1) / count).sqrt()
     compared = mine.sum(dim=1) >= 2
     fresh = torch.clamp(spread, LEAST * overall, MOST * overall)
-    unit = torch.where(compared, torch.maximum(fresh, FADING * unit), unit).clamp(min=1e-12)
+    unit = torch.where(compared, torch.maximum(fresh, FADING * unit), unit).clamp(min=SMALLEST)
     distance = ((scores - center[:, None]) / unit[:, None]).clamp(-FARTHEST, FARTHEST)
     judged = seen & compared[:, None]
     updated = torch.where(evidence.isnan(), distance, (1 - rate) * evidence + rate * distance)
     updated = torch.where(judged, updated, evidence)
     return Verdict(updated, unit, judged, judged & (updated >= -limit))
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a client makes of those it looked at."""
+
+    kin: Tensor  # [m, c] bool
+    evidence: Tensor  # [m, n] what is known of each peer afterwards
+    unit: Tensor  # [m]
+    skipped: Tensor  # [m] bool: nobody was seen
+
+
+def look(
+    ids: Tensor, scores: Tensor, listed: Tensor, evidence: Tensor, unit: Tensor, rate: float, limit: float
+) -> Look:
+    """Judge the peers ids [m, c] by their scores [m, c] (NaN: not seen) and by what is known of them, evidence [m, n].
+
+    Those who cannot be judged, because there are fewer than two neighbors to compare with: neighbors stay kin, and with
+    one neighbor, which has no spread, whoever is nearer to it than to the strangers' mean joins it.
+    """
+    if dispatch.fused(scores, scores.shape[1]) and scores.shape[1] <= COMPARED:
+        from kinfolk.kernels.evidence import look as fused
+
+        table = evidence.contiguous().clone()
+        kin, unit, skipped = fused(scores, listed, limit, _CONSTANTS, ids, table, unit, rate)
+        return Look(kin, table, unit, skipped)
+    n = evidence.shape[1]
+    verdict = judge(scores, listed, evidence.gather(1, ids.clamp(min=0)), unit, rate, limit)
+    there = torch.where(verdict.judged, ids, n)  # what was not judged is written to a column that is cut off
+    table = torch.nn.functional.pad(evidence, (0, 1))
+    table = table.scatter(1, there, verdict.evidence.to(table.dtype))[:, :n]
+    unseen = scores.isnan()
+    mine, theirs = (torch.where(part, scores, torch.nan) for part in (listed, ~listed))
+    nearer = scores > (mine.nanmean(dim=1) + theirs.nanmean(dim=1))[:, None] / 2
+    single = ((~mine.isnan()).sum(dim=1) == 1)[:, None]
+    kin = torch.where(verdict.judged, verdict.kin, (listed & ~unseen) | (single & nearer))
+    return Look(kin, table, verdict.unit, unseen.all(dim=1))
+
+
+def alike(scores: Tensor, listed: Tensor, limit: float) -> Tensor:
+    """[m, c] bool: who is as the listed are, by this look alone; scores: [m, c], NaN for not seen; listed: [m, c]."""
+    if dispatch.fused(scores, scores.shape[1]) and scores.shape[1] <= COMPARED:
+        from kinfolk.kernels.evidence import look as fused
+
+        return fused(scores, listed, limit, _CONSTANTS)[0]
+    nothing = torch.full_like(scores, torch.nan), torch.zeros_like(scores[:, 0])
+    return judge(scores, listed, *nothing, rate=1.0, limit=limit).kin
+
+
+_CONSTANTS = NORMAL, LEAST, MOST, FARTHEST, FADING, SMALLEST
 
 
 def _median(values: Tensor, part: Tensor) -> Tensor:

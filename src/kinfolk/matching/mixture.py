@@ -11,9 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kinfolk.kernels import dispatch
+
 ROUNDS = 100  # at most; a handful is usual
 NO_SPREAD = 1e-24  # variance below which similarities carry no information
 VARIANCE_SHARE, SMALLEST_VARIANCE = 1e-2, 1e-12  # floor of a component's variance: share of the whole, absolute
+CASES = ("nobody_answered", "no_candidates", "no_information", "empty_list", "all_same", "none_same", "cycle")
+BITS = 62  # peers up to which one program fits a client's mixture on a GPU
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,29 @@ class Match:
     skipped: Tensor  # [m] bool: nothing to learn from (no candidates, or nobody answered): keep the list as it is
     mean: Tensor  # [m, 2] of the two Gaussians, NaN where none were fitted
     variance: Tensor  # [m, 2]
-    events: dict[str, int]  # how often each degenerate case came up
+    cases: Tensor  # [m] which degenerate cases came up: bit i for CASES[i]
+
+    @property
+    def events(self) -> dict[str, int]:
+        """How often each degenerate case came up."""
+        return {name: int((self.cases >> bit & 1).sum()) for bit, name in enumerate(CASES)}
 
 
-def match(similarity: Tensor, observed: Tensor, listed: Tensor, seeds: int) -> Match:
+def match(similarity: Tensor, observed: Tensor | None, listed: Tensor, seeds: int) -> Match:
     """Split each client's peers into same cluster and others.
 
-    similarity: [m, c]; observed: [m, c] bool; listed: [m, c] bool, peers that come from the neighbor list (S), the
-    others are fresh candidates (C). A client with an empty list starts from its `seeds` most similar candidates.
+    similarity: [m, c], NaN for not observed; observed: [m, c] bool, if fewer were; listed: [m, c] bool, peers that come
+    from the neighbor list (S), the others are fresh candidates (C). A client with an empty list starts from its `seeds`
+    most similar candidates.
     """
-    observed = observed & ~similarity.isnan()
+    if dispatch.fused(similarity, similarity.shape[1]) and similarity.shape[1] <= BITS:
+        from kinfolk.kernels.mixture import match as fused
+
+        if observed is not None:
+            similarity = torch.where(observed, similarity, torch.nan)
+        return Match(*fused(similarity, listed, seeds, ROUNDS, NO_SPREAD, VARIANCE_SHARE, SMALLEST_VARIANCE))
+    finite = ~similarity.isnan()
+    observed = finite if observed is None else observed & finite
     y = torch.where(observed, similarity, 0.0)
     count = observed.sum(dim=1)
     old, new = listed & observed, ~listed & observed
@@ -52,18 +69,10 @@ def match(similarity: Tensor, observed: Tensor, listed: Tensor, seeds: int) -> M
 
     everybody = fitted & ~(observed & ~same).any(dim=1)
     same = torch.where(unclear[:, None], old, same) & observed & ~(nobody | no_candidates)[:, None]
-    events = {
-        "nobody_answered": nobody,
-        "no_candidates": no_candidates,
-        "no_information": unclear,
-        "empty_list": empty,
-        "all_same": everybody,
-        "none_same": fitted & ~same.any(dim=1),
-        "cycle": stops,
-    }
-    return Match(
-        same, nobody | no_candidates, mean, variance, {name: int(which.sum()) for name, which in events.items()}
-    )
+    nobody_same = fitted & ~same.any(dim=1)
+    cases = torch.stack([nobody, no_candidates, unclear, empty, everybody, nobody_same, stops], dim=1)  # as in CASES
+    bits = (cases << torch.arange(len(CASES), device=cases.device)).sum(dim=1)
+    return Match(same, nobody | no_candidates, mean, variance, bits)
 
 
 def _fit(

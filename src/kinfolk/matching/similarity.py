@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from kinfolk.kernels import dispatch
+
 LARGEST_GRAM = 2048  # clients for which all pairs are one matrix product; above it only the wanted pairs are computed
 BLOCK = 8192  # columns multiplied in the run's own precision before they are added up in float64
 SMALLEST_LOSS, LARGEST_LOSS = 1e-8, 1e8  # the same caps for all peers, so that ties at a cap are broken by id
@@ -18,7 +20,7 @@ SMALLEST_NORM = 1e-12
 
 def inverse_loss(losses: Tensor) -> Tensor:
     """1 / F, as PANM prints it; an infinite loss is similarity 0."""
-    return 1.0 / losses.clamp(min=SMALLEST_LOSS)
+    return losses.clamp(min=SMALLEST_LOSS).reciprocal()
 
 
 def log_loss(losses: Tensor) -> Tensor:
@@ -37,6 +39,10 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     """
     if not theirs.shape[0]:  # nobody answered anybody of this cohort
         return torch.full(rows.shape, torch.nan, dtype=torch.float64, device=mine.device)
+    if dispatch.fused(mine) and rows.shape[1]:
+        from kinfolk.kernels.cosines import cosines as fused
+
+        return fused(mine, theirs, rows, origin, SMALLEST_NORM)
     wanted = rows.clamp(min=0)
     everybody = theirs.shape[0] <= LARGEST_GRAM
     if everybody and mine.is_cuda:

@@ -11,8 +11,8 @@ keep whoever belongs to the upper one; average with k of the list.
 Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so
 it does not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
 `matching/mixture.py`. Preset "paper" is otherwise as printed. Preset "robust" takes -log F for 1/F, confirms the choice
-of stage one by loss but averages with any k that have drifted like the chosen ones, and in stage two judges by the
-drift alone, with a memory (`matching/evidence.py`).
+of stage one by loss but in its second half averages with any k that have drifted like the chosen ones, and in stage two
+judges by the drift alone, with a memory (`matching/evidence.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
-from kinfolk.matching import cost, mixture
+from kinfolk.matching import cost, evidence, mixture
 from kinfolk.matching.confident import confident
-from kinfolk.matching.evidence import judge
-from kinfolk.matching.lists import best, choose, contains, pack
+from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, packed, without
+from kinfolk.matching.outcome import outcome
 from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers, Pool
@@ -68,7 +68,7 @@ class PANM:
         None, "stage one by gradient: best k by loss of old neighbors and likest, 2k in all; none: preset"
     )
     mingle: bool | None = setting(
-        None, "stage one: average with any k that drift like the k most similar, not with those; none: preset"
+        None, "second half of stage one: average with any k that drift like the k most similar; none: preset"
     )
     matcher: Literal["mixture", "evidence"] | None = setting(
         None, "stage two: hard EM, or drift with memory; none: preset"
@@ -123,35 +123,36 @@ class PANM:
         if self.candidate_pool == "strangers":
             candidates = peers.sample(t, self.candidates, exclude=neighbors)
         else:
-            candidates = peers.sample(t, self.candidates)
-            candidates = torch.where(contains(neighbors, candidates), -1, candidates)  # already looked at
+            candidates = without(peers.sample(t, self.candidates), neighbors)  # those are looked at already
         looked_at = torch.cat([neighbors, candidates], dim=1)
         pool = peers.pull(t, looked_at, self._names(t))
         similarity = self._similarity(cohort, pool, looked_at, update)
         compared = looked_at, similarity
         if self.confirm and self.similarity == "gradient":
             # Late in training updates say little: they may propose, but only a loss may put an old neighbor out.
-            old = torch.arange(looked_at.shape[1], device=cohort.device) < neighbors.shape[1]
-            first = torch.where(old & ~similarity.isnan(), torch.inf, similarity)
+            first = similarity + ahead(looked_at.shape[1], neighbors.shape[1], cohort.device)
             looked_at = confident(looked_at, first, 2 * self.neighbors)
             similarity = log_loss(cohort.losses(pool, looked_at))
         found = confident(looked_at, similarity, self.neighbors)
-        kept = torch.where((found < 0).all(dim=1)[:, None], neighbors, found)  # nobody answered: the list stays
+        kept = torch.where(found[:, :1] < 0, neighbors, found)  # nobody answered: the list stays
         cohort.watch(*compared, neighbors, kept, self._similarity, update=update)
-        cohort.mix(pool, self._mingled(t, cohort, pool, compared[0], found, update) if self.mingle else found)
+        mingles = self.mingle and 2 * t > self.discover_rounds
+        cohort.mix(pool, self._mingled(t, cohort, pool, compared[0], found, update) if mingles else found)
         return kept
 
     def _mingled(self, t: int, cohort: Cohort, pool: Pool, looked_at: Tensor, found: Tensor, update: Tensor) -> Tensor:
-        """k at random of all who were looked at and have drifted as those who were found have.
+        """k at random of the candidates that have drifted as those who were found have, then of these.
 
         The most similar are mostly those averaged with before. Who keeps to them ends in a small circle, which learns
-        too little from outside and overfits: lists of kin alone, and still worse models.
+        too little from outside and overfits: lists of kin alone, and still worse models. Not before the middle of stage
+        one: as long as all models are near their common start, strangers drift like kin, and who averages with them
+        keeps them near.
         """
         drift = self._drift(cohort, pool, looked_at, update)
-        nothing = torch.full_like(drift, torch.nan), torch.zeros_like(drift[:, 0])
-        kin = judge(drift, contains(found, looked_at), *nothing, rate=1.0, limit=self.limit).kin
-        same = torch.where(kin, looked_at, -1)
-        return self._first(cohort, t, same, torch.where(contains(same, found), -1, found))
+        alike = evidence.alike(drift, contains(found, looked_at), self.limit)
+        known = columns(looked_at.shape[1], looked_at.shape[1] - self.candidates, cohort.device)
+        new = torch.where(alike & ~known, looked_at, -1)
+        return self._first(cohort, t, new, without(found, new))
 
     def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, update: Tensor) -> State:
         """HNM: who of some listed neighbors (S) and some strangers (C) is kin (H)."""
@@ -160,79 +161,56 @@ class PANM:
         strangers = peers.sample(t, self.candidates, exclude=listed)  # C
         looked_at = torch.cat([known, strangers], dim=1)
         pool = peers.pull(t, looked_at, self._names(t))
-        old = (torch.arange(looked_at.shape[1], device=cohort.device) < known.shape[1]).expand_as(looked_at)
+        old = columns(looked_at.shape[1], known.shape[1], cohort.device).expand_as(looked_at)
         measure = self._similarity if self.matcher == "mixture" else self._drift
         similarity = measure(cohort, pool, looked_at, update)
         if self.matcher == "mixture":
-            found = mixture.match(similarity, ~similarity.isnan(), old, self.neighbors)
+            found = mixture.match(similarity, None, old, self.neighbors)
             kin, skipped = found.same, found.skipped
         else:
-            kin, state = self._judge(cohort, looked_at, similarity, old, state)
-            skipped = similarity.isnan().all(dim=1)
+            kin, skipped, state = self._judge(looked_at, similarity, old, state)
 
-        same = torch.where(kin, looked_at, -1)  # H
-        rest = torch.where(contains(known, listed), -1, listed)  # listed, but not looked at this time
-        rest = torch.where(skipped[:, None], listed, rest)
-        same = torch.where(_nobody(same, rest)[:, None], self._closest(looked_at, similarity, old), same)
+        # H, and who is listed but was not looked at this time
+        same, rest = outcome(looked_at, similarity, kin, skipped, listed, known.shape[1], self.neighbors)
         matched = torch.cat([same, rest], dim=1)
         cohort.watch(looked_at, similarity, listed, matched, measure, update=update)
         mixed = self._first(cohort, t, same, rest)
-        cohort.mix(pool | peers.pull(t, torch.where(contains(looked_at, mixed), -1, mixed)), mixed)
-        # A matching adds at most l peers. On a GPU the list is cut to its length only now and then: it has to wait.
-        exact = cohort.device.type == "cpu" or t % 8 == 0
-        room = None if exact else min(cohort.n - 1, listed.shape[1] + self.candidates)
-        return replace(state, neighbors=pack(matched >= 0, matched, room))
+        cohort.mix(pool | peers.pull(t, without(mixed, looked_at)), mixed)
+        return replace(state, neighbors=packed(matched, self._room(t, cohort, listed)))
 
-    def _judge(self, cohort: Cohort, ids: Tensor, drift: Tensor, old: Tensor, state: State) -> tuple[Tensor, State]:
-        """Who is kin by the direction in which its model has moved from the common start, remembered over rounds.
+    def _room(self, t: int, cohort: Cohort, listed: Tensor) -> int | None:
+        """Columns for the lists after a matching, which adds at most l peers; None: as many as the longest needs.
+
+        On a GPU lists are cut to their length only now and then: Python has to wait to know it.
+        """
+        exact = cohort.device.type == "cpu" or t % 8 == 0
+        return None if exact else min(cohort.n - 1, listed.shape[1] + self.candidates)
+
+    def _judge(self, ids: Tensor, drift: Tensor, old: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        """Who is kin by the direction in which its model has moved from the common start, remembered over rounds; and
+        which clients saw nobody.
 
         Once stage one has found kin, models of a cluster move together and away from the others, whatever the metric
         of stage one: the drift tells them apart by a wide margin, needs no forward pass and nothing more to be sent.
         """
-        n = state.evidence.shape[1]
-        remembered = state.evidence.gather(1, ids.clamp(min=0))
-        verdict = judge(drift, old, remembered, state.unit, self.memory, self.limit)
-        there = torch.where(verdict.judged, ids, n)  # what was not judged is written to a column that is cut off
-        evidence = torch.nn.functional.pad(state.evidence, (0, 1))
-        evidence = evidence.scatter(1, there, verdict.evidence.to(evidence.dtype))[:, :n]
-        # One neighbor has no spread to judge by: whoever is nearer to it than to the strangers' mean joins it.
-        mine, theirs = (torch.where(part, drift, torch.nan) for part in (old, ~old))
-        nearer = drift > (mine.nanmean(dim=1) + theirs.nanmean(dim=1))[:, None] / 2
-        single = ((~mine.isnan()).sum(dim=1) == 1)[:, None]
-        kin = torch.where(verdict.judged, verdict.kin, (old & ~drift.isnan()) | (single & nearer))
-        return kin, replace(state, evidence=evidence, unit=verdict.unit)
+        found = evidence.look(ids, drift, old, state.evidence, state.unit, self.memory, self.limit)
+        return found.kin, found.skipped, replace(state, evidence=found.evidence, unit=found.unit)
 
     def _first(self, cohort: Cohort, t: int, same: Tensor, rest: Tensor) -> Tensor:
         """k peers to average with: those just judged and already here first, then others of the list."""
-        here = choose(cohort.seed, "aggregate", t, cohort.ids, same, self.neighbors)
-        others = choose(cohort.seed, "aggregate more", t, cohort.ids, rest, self.neighbors)
-        both = torch.cat([here, others], dim=1)
-        return pack(both >= 0, both, self.neighbors)
-
-    def _closest(self, looked_at: Tensor, similarity: Tensor, old: Tensor) -> Tensor:
-        """When a matching leaves nobody: the most similar of the list, or of all that answered."""
-        unseen = torch.where(old, similarity, torch.nan)
-        unseen = torch.where(unseen.isnan().all(dim=1)[:, None], similarity, unseen)
-        chosen = best(looked_at, unseen, self.neighbors)
-        return torch.nn.functional.pad(chosen, (0, looked_at.shape[1] - self.neighbors), value=-1)
+        purposes = ("aggregate", "aggregate more")
+        return choose_more(cohort.seed, purposes, t, cohort.ids, same, rest, self.neighbors)
 
     def _similarity(self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor) -> Tensor:
         """[m, c] similarity of each client with the peers ids [m, c], NaN for those who did not answer."""
         if self.similarity == "loss":
             losses = cohort.losses(pool, ids)
             return inverse_loss(losses) if self.loss_score == "inverse" else log_loss(losses)
-        rows = pool.rows(ids)
-        score = torch.zeros(ids.shape, dtype=torch.float64, device=cohort.device)
-        if self.alpha > 0:  # theta1: this round's updates
-            score = score + self.alpha * cosines(update, pool["update"], rows)
-        if self.alpha < 1:  # theta2: the whole way from the common initial model
-            score = score + (1 - self.alpha) * self._drift(cohort, pool, ids, update)
-        return score
+        if self.alpha == 0:  # theta2: the whole way from the common initial model
+            return self._drift(cohort, pool, ids, update)
+        recent = self.alpha * cosines(update, pool["update"], pool.rows(ids))  # theta1: this round's updates
+        return recent if self.alpha == 1 else recent + (1 - self.alpha) * self._drift(cohort, pool, ids, update)
 
     def _drift(self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor) -> Tensor:
         """[m, c] theta2 alone: how alike the ways are that two models have come from the common initial model."""
-        return cosines(cohort.weights, pool["weights"], pool.rows(ids), cohort.initial)
-
-
-def _nobody(same: Tensor, rest: Tensor) -> Tensor:
-    return ~((same >= 0).any(dim=1) | (rest >= 0).any(dim=1))
+        return pool.once("drift", ids, lambda: cosines(cohort.weights, pool["weights"], pool.rows(ids), cohort.initial))

@@ -101,15 +101,17 @@ class Convolved:
         self.program = program  # kernels.convolution.Convolution
 
     def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
-        filters = self.program.filters_for_use(views[self.weight])
-        out, winner = self.program.forward(h, index, filters, views[self.bias], keep, precision)
-        return out, (h, filters, winner) if keep else None
+        wide = self.program.widened(views[self.weight], precision)
+        out, winner = self.program.forward(h, index, wide, views[self.bias], keep, precision)
+        return out, (h, wide, winner) if keep else None
 
     def backward(
         self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
     ) -> Tensor | None:
-        h, filters, winner = kept
-        weight, bias, below = self.program.backward(h, index, filters, winner, grad.contiguous(), inputs, precision)
+        h, wide, winner = kept
+        weight, bias, below = self.program.backward(
+            h, index, views[self.weight], wide, winner, grad.contiguous(), inputs, precision
+        )
         into[self.weight].copy_(weight)
         into[self.bias].copy_(bias)
         return below  # type: ignore[no-any-return]
@@ -153,10 +155,16 @@ class Stack:
         """Whether it has GPU programs that are compiled when they are first needed."""
         return any(isinstance(layer, Convolved) for layer in self.layers)
 
+    @property
+    def outputs(self) -> int | None:
+        """Numbers that programs of our own leave between layers for a sample; none: as many as the module's layers."""
+        sizes = [layer.program.outputs for layer in self.layers if isinstance(layer, Convolved)]
+        return sum(sizes) if sizes else None
+
     def samples(self, x: Tensor) -> Tensor:
         """The data set [N, ...] as the first layer wants to read it."""
         first = self.layers[0]
-        return first.program.samples(x) if isinstance(first, Convolved) else x
+        return first.program.samples(x, self.precision) if isinstance(first, Convolved) else x
 
     def logits(self, views: Views, x: Tensor, index: Tensor) -> Tensor:
         """Scores [m, b, C] of the samples x[index]; x as `samples` gave it."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfolk import randomness
+from kinfolk.kernels import dispatch
 from kinfolk.peers.faults import Faults
 from kinfolk.peers.reach import Alike, Everybody, Lists, Reach
 
@@ -46,16 +47,17 @@ class Host(Protocol):
         """[m] bool: clients that are absent this round and receive nothing."""
 
 
+# missing(ids [m, k]): which of these answers did not arrive, [m, k] bool, and which clients get none, [m] bool
+Missing = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
 class Pool:
     """What a pull brought in: tensors by name, and in which row each wanted client's lies."""
 
-    def __init__(self, n: int, ids: Tensor, tensors: dict[str, Tensor], arrives: Callable[[Tensor], Tensor]) -> None:
-        """ids: [p] whose rows are here; arrives(ids [m, k]) -> [m, k] bool: did it reach the client that asked."""
-        self._tensors = tensors
-        self._arrives = arrives
-        position = torch.full((n + 1,), -1, dtype=torch.int64, device=ids.device)
-        position[ids] = torch.arange(ids.numel(), device=ids.device)  # whoever offered nothing lands at the end
-        self._position = position[:n]
+    def __init__(self, position: Tensor, tensors: dict[str, Tensor], missing: Missing | None = None) -> None:
+        """position: as `placed` finds it; missing: what did not arrive, None if everything did."""
+        self._position, self._tensors, self._missing = position, tensors, missing
+        self._known: dict[str, tuple[Tensor, int, Tensor]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor [p, ...] published under `name`."""
@@ -68,14 +70,37 @@ class Pool:
             return self
         new = (self._position < 0) & (other._position >= 0)
         joined = torch.where(new, other._position + mine.shape[0], self._position)
-        both = Pool(joined.numel(), joined[:0], {"weights": torch.cat([mine, theirs])}, self._arrives)
-        both._position = joined
-        return both
+        return Pool(joined, {"weights": torch.cat([mine, theirs])}, self._missing)
 
     def rows(self, ids: Tensor) -> Tensor:
         """ids: [m, k], one row of wanted clients per client of the cohort -> [m, k] rows, -1 if it did not arrive."""
-        rows = self._position[ids.clamp(min=0)]
-        return torch.where((ids >= 0) & self._arrives(ids), rows, -1)
+        find = self._missing
+        if find is None:
+            return self._position[ids]
+        return self.once("rows", ids, lambda: _rows(self._position, ids, *find(ids)))
+
+    def once(self, name: str, ids: Tensor, work: Callable[[], Tensor]) -> Tensor:
+        """What work() finds about the clients ids [m, k]; the last such finding of that name is kept."""
+        known = self._known.get(name)
+        if known is None or known[0] is not ids or known[1] != ids._version:
+            known = self._known[name] = (ids, ids._version, work())
+        return known[2]
+
+    def count(self, ids: Tensor, ledger: Tensor, models: int, vectors: int, size: int) -> None:
+        """Enter the answers of the clients ids [m, k] in the ledger [4, m]: what one counts in models, in vectors of a
+        model's size and in bytes."""
+        find = self._missing
+        if find is not None and dispatch.fused(ids, ids.shape[1]):
+            from kinfolk.kernels.drawing import rows
+
+            self.once("rows", ids, lambda: rows(self._position, ids, *find(ids), ledger, models, vectors, size))
+            return
+        answers = (self.rows(ids) >= 0).sum(dim=1)
+        if models:
+            ledger[0] += answers
+            ledger[1] += answers * vectors
+            torch.maximum(ledger[3], answers, out=ledger[3])
+        ledger[2] += answers * size
 
 
 class Peers:
@@ -90,12 +115,31 @@ class Peers:
         self.exchange = exchange
         self.faults = faults or Faults()
         self.reach = reach
-        self.models_received = torch.zeros_like(host.ids)  # [m] answers, each one model
-        self.vectors_received = torch.zeros_like(host.ids)  # [m] tensors of a model's size in them
-        self.bytes_received = torch.zeros_like(host.ids)  # [m]
-        self.peak_received = torch.zeros_like(host.ids)  # [m] most models at one time
+        self.ledger = torch.zeros(len(LEDGER), host.ids.numel(), dtype=torch.int64, device=host.ids.device)
+        self._drawn_from: tuple[Tensor | None, Lists] | None = None  # labels, and the lists they give
+        self._placed: tuple[Tensor, Tensor] | None = None  # ids last fetched, and the row of each client among them
         self._means = (0, 0)  # round, and calls to the server in it so far
         self._offered: tuple[str, ...] = ()  # names last published
+
+    @property
+    def models_received(self) -> Tensor:
+        """[m] answers, each one model."""
+        return self.ledger[0]
+
+    @property
+    def vectors_received(self) -> Tensor:
+        """[m] tensors of a model's size in them."""
+        return self.ledger[1]
+
+    @property
+    def bytes_received(self) -> Tensor:
+        """[m]"""
+        return self.ledger[2]
+
+    @property
+    def peak_received(self) -> Tensor:
+        """[m] most models at one time."""
+        return self.ledger[3]
 
     def sample(
         self, t: int, count: int, exclude: Tensor | None = None, within: Tensor | None = None, purpose: str = "peers"
@@ -107,11 +151,9 @@ class Peers:
         """
         ids = self.host.ids
         lists = self._lists(t, within)
-        barred = ids[:, None] if exclude is None else torch.cat([ids[:, None], exclude], dim=1)
-        barred = _distinct(lists.places(barred), self.n)
-        free = lists.sizes - (barred < lists.sizes[:, None]).sum(dim=1)
-        drawn = randomness.positions(self.host.seed, purpose, t, ids, free, count)
-        return torch.where(drawn >= 0, lists.take(_skip(drawn, barred, self.n)), -1)
+        own = lists.places(ids[:, None])
+        barred = own[:, :0] if exclude is None else lists.places(exclude)
+        return lists.take(_draw(self.host.seed, purpose, t, ids, lists.sizes, own, barred, self.n, count))
 
     def others(self, t: int) -> Tensor:
         """How many peers each client can reach, in round t or another: [m]."""
@@ -141,14 +183,11 @@ class Peers:
         if self.reach is not None:
             ids = _now(self.reach, t, ids)
         here, tensors = self.exchange.fetch(t, ids, names)
-        pool = Pool(self.n, here, tensors, lambda asked: self._arrives(t, asked))
-        answers = (pool.rows(ids) >= 0).sum(dim=1)
-        if not facts:
-            self.models_received += answers
-            size = row_numbers(tensors[names[0]])
-            self.vectors_received += answers * sum(row_numbers(tensors[name]) == size for name in names)
-            self.peak_received = torch.maximum(self.peak_received, answers)
-        self.bytes_received += answers * sum(row_bytes(tensors[name]) for name in names)
+        pool = Pool(self._position(here), tensors, lambda asked: self._missing(t, asked))
+        size = row_numbers(tensors[names[0]])
+        vectors = sum(row_numbers(tensors[name]) == size for name in names)
+        received = sum(row_bytes(tensors[name]) for name in names)
+        pool.count(ids, self.ledger, 0 if facts else 1, 0 if facts else vectors, received)
         return pool
 
     def observe(self, t: int, rows: Tensor) -> tuple[Pool, Tensor]:
@@ -158,7 +197,7 @@ class Peers:
         -1 where there are no more.
         """
         here, tensors = self.exchange.fetch(t, self._everybody(), self._offered)
-        pool = Pool(self.n, here, tensors, lambda asked: torch.ones_like(asked, dtype=torch.bool))
+        pool = Pool(self._position(here), tensors)
         if self.reach is not None:
             return pool, self.reach.at(t).padded(rows)
         everybody = self._everybody().expand(rows.numel(), -1)
@@ -200,11 +239,13 @@ class Peers:
     def _lists(self, t: int, within: Tensor | None) -> Lists:
         """What each client draws from."""
         ids = self.host.ids
-        labels = None if within is None else within.to(ids.device)
-        if self.reach is None:
-            return Everybody(self.n, ids) if labels is None else Alike(labels, ids)
-        lists = self.reach.at(t)
-        return lists if labels is None else lists.alike(labels, ids)
+        if self.reach is not None:
+            lists = self.reach.at(t)
+            return lists if within is None else lists.alike(within.to(ids.device), ids)
+        if self._drawn_from is None or self._drawn_from[0] is not within:
+            everybody = Everybody(self.n, ids) if within is None else Alike(within.to(ids.device), ids)
+            self._drawn_from = within, everybody
+        return self._drawn_from[1]
 
     def _server_call(self, t: int) -> str:
         """A name for the next exchange with the server in round t, the same on every shard."""
@@ -223,14 +264,21 @@ class Peers:
     def _count(self, clients: Tensor, transfers: int, values: Tensor) -> None:
         """`transfers` rows of `values` for each of the clients [m] bool."""
         models = transfers * clients.to(torch.int64)
-        self.models_received += models
-        self.vectors_received += models
-        self.bytes_received += models * row_bytes(values)
+        self.ledger[:2] += models
+        self.ledger[2] += models * row_bytes(values)
 
-    def _arrives(self, t: int, asked: Tensor) -> Tensor:
+    def _position(self, ids: Tensor) -> Tensor:
+        """[n + 1] the row of each client among ids [p], -1 for those that are not there, and -1."""
+        if self._placed is None or self._placed[0] is not ids:  # several pulls of a round fetch the same
+            self._placed = ids, placed(ids, self.n)
+        return self._placed[1]
+
+    def _missing(self, t: int, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """Which answers of those asked [m, k] are lost or out of reach, [m, k]; which clients get none, [m]."""
         lost = self.faults.lost(self.host.seed, t, self.host.ids[:, None], asked)
-        arrived = ~(lost | self.host.away()[:, None])
-        return arrived if self.reach is None else arrived & self.reach.at(t).contains(asked)
+        if self.reach is not None:
+            lost = lost | ~self.reach.at(t).contains(asked)
+        return lost, self.host.away()
 
 
 def _now(reach: Reach, t: int, ids: Tensor) -> Tensor:
@@ -248,6 +296,45 @@ def row_numbers(tensor: Tensor) -> int:
 def row_bytes(tensor: Tensor) -> int:
     """Bytes of one client's row of a published tensor."""
     return row_numbers(tensor) * tensor.element_size()
+
+
+def placed(ids: Tensor, n: int) -> Tensor:
+    """[n + 1] the row of each client among ids [p] (-1: nobody), -1 for those that are not there, and -1."""
+    if dispatch.fused(ids):
+        from kinfolk.kernels.drawing import place
+
+        return place(ids, n)
+    position = torch.full((n + 1,), -1, dtype=torch.int64, device=ids.device)
+    position[ids] = torch.arange(ids.numel(), device=ids.device)
+    position[n] = -1  # where whoever offered nothing has landed
+    return position
+
+
+def _rows(position: Tensor, ids: Tensor, lost: Tensor, away: Tensor) -> Tensor:
+    """position[ids] for ids [m, k], -1 for nobody, for what is lost [m, k] and for clients that are away [m]."""
+    if dispatch.fused(ids, ids.shape[1]):
+        from kinfolk.kernels.drawing import rows
+
+        return rows(position, ids, lost, away)
+    return torch.where(lost | away[:, None], -1, position[ids])
+
+
+def _draw(
+    seed: int, purpose: str, t: int, ids: Tensor, sizes: Tensor, own: Tensor, barred: Tensor, n: int, count: int
+) -> Tensor:
+    """`count` different places below each client's size [m], neither its own [m, 1] nor barred [m, e]: [m, count].
+
+    Places beyond the size bar nothing; -1 where there are not enough.
+    """
+    if dispatch.fused(ids, max(n, count)) and count:
+        from kinfolk.kernels.drawing import draw
+
+        return draw(randomness.key(seed, purpose, t), ids, sizes, own[:, 0], barred, n, count)
+    barred = torch.cat([own, barred], dim=1)
+    barred = _distinct(torch.where(barred < 0, n, barred), n)
+    free = sizes - (barred < sizes[:, None]).sum(dim=1)
+    drawn = randomness.positions(seed, purpose, t, ids, free, count)
+    return torch.where(drawn >= 0, _skip(drawn, barred, n), -1)
 
 
 def _distinct(places: Tensor, n: int) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ class Faults:
     def lost(self, seed: int, t: int, to: Tensor, sender: Tensor) -> Tensor:
         """Is the message from `sender` to `to` lost in round t? Bool, of the shape the ids broadcast to."""
         if not self.loss:
-            return torch.zeros_like(to + sender, dtype=torch.bool)
+            return _never(to.device).expand(np.broadcast_shapes(to.shape, sender.shape))
         return randomness.uniform(seed, "loss", t, to, sender) < self.loss
 
     def away(self, seed: int, t: int, ids: Tensor) -> Tensor:
@@ -30,6 +32,11 @@ class Faults:
         if not self.absent:
             return torch.zeros_like(ids, dtype=torch.bool)
         return spells(seed, t, ids, self.absent, self.absent_rounds, "phase", "churn")
+
+
+@lru_cache(maxsize=16)
+def _never(device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=torch.bool, device=device)
 
 
 def spells(seed: int, t: int, ids: Tensor, share: float, rounds: int, phase: str, draw: str) -> Tensor:

@@ -27,10 +27,10 @@ class Lists(Protocol):
     sizes: Tensor  # [m]
 
     def places(self, ids: Tensor) -> Tensor:
-        """Where ids [m, e] stand in their client's list: [m, e]; n for those that do not."""
+        """Where ids [m, e] stand in their client's list: [m, e]; n or -1 for those that do not."""
 
     def take(self, places: Tensor) -> Tensor:
-        """The ids at places [m, c] of each client's list; anything for places that are not in it."""
+        """The ids at places [m, c] of each client's list; -1 for -1, anything for other places that are not in it."""
 
 
 class Peerage(Lists, Protocol):
@@ -51,11 +51,10 @@ class Everybody:
 
     def __init__(self, n: int, ids: Tensor) -> None:
         """ids: [m] the clients whose lists these are."""
-        self.n = n
         self.sizes = torch.full_like(ids, n)
 
     def places(self, ids: Tensor) -> Tensor:
-        return torch.where(ids >= 0, ids, self.n)
+        return ids
 
     def take(self, places: Tensor) -> Tensor:
         return places
@@ -70,16 +69,17 @@ class Alike:
         ordered, mine = labels[self.order], labels[ids]
         self.first = torch.searchsorted(ordered, mine)
         self.sizes = torch.searchsorted(ordered, mine, right=True) - self.first
+        self._rank = torch.empty_like(self.order)
+        self._rank[self.order] = torch.arange(labels.numel(), device=ids.device)
 
     def places(self, ids: Tensor) -> Tensor:
-        n = self.order.numel()
-        rank = torch.empty_like(self.order)
-        rank[self.order] = torch.arange(n, device=rank.device)
-        places = rank[ids.clamp(min=0)] - self.first[:, None]
-        return torch.where((ids >= 0) & (places >= 0) & (places < self.sizes[:, None]), places, n)
+        places = self._rank[ids] - self.first[:, None]
+        inside = (ids >= 0) & (places >= 0) & (places < self.sizes[:, None])
+        return torch.where(inside, places, self.order.numel())
 
     def take(self, places: Tensor) -> Tensor:
-        return self.order[(places + self.first[:, None]).clamp(0, self.order.numel() - 1)]
+        found = self.order[(places + self.first[:, None]).clamp(0, self.order.numel() - 1)]
+        return torch.where(places >= 0, found, -1)
 
 
 class Listed:
@@ -115,7 +115,8 @@ class Listed:
     def take(self, places: Tensor) -> Tensor:
         if not self.keys.numel():
             return torch.full_like(places, -1)
-        return self.keys[(places + self.starts[:, None]).clamp(0, self.keys.numel() - 1)] - self.rows * self.n
+        found = self.keys[(places + self.starts[:, None]).clamp(0, self.keys.numel() - 1)] - self.rows * self.n
+        return torch.where(places >= 0, found, -1)
 
     def alike(self, labels: Tensor, ids: Tensor) -> Listed:
         kept = labels[self.keys % self.n] == labels[ids][self.keys // self.n]

@@ -9,7 +9,7 @@ parts that were merged but not yet removed add nothing; those of a resumed run g
 import contextlib
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -159,20 +159,28 @@ def _write_part(folder: Path, first: int, last: int, columns: dict[str, Array]) 
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
             sync_folder(folder)
-        write_atomically(path, lambda file: np.savez_compressed(file, allow_pickle=False, **columns))
+        write_atomically(
+            path, partial(_write_columns, length=len(columns["round"]), pieces=lambda name: [columns[name]])
+        )
 
 
 def _write(file: BinaryIO, sources: list[_Source], last: int | None = None) -> None:
     """Write an npz of all rows (up to round `last`), with no more than one source's column in memory."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        length = sum(len(column) for column in _kept(sources, "round", last))
+    length = sum(len(column) for column in _kept(sources, "round", last))
+    _write_columns(file, length, lambda name: _kept(sources, name, last))
+
+
+def _write_columns(file: BinaryIO, length: int, pieces: Callable[[str], Iterable[Array]]) -> None:
+    """Write an npz of `length` rows; pieces(name) are those of a column, one after another."""
+    # The fastest compression: six times as fast as the usual one, and a third larger.
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, kind in _COLUMNS.items():
             descr = np.lib.format.dtype_to_descr(np.dtype(kind))
             header = {"descr": descr, "fortran_order": False, "shape": (length,)}
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, header)
-                for column in _kept(sources, name, last):
-                    member.write(column.astype(kind).tobytes())
+                for piece in pieces(name):
+                    member.write(piece.astype(kind, copy=False).tobytes())
 
 
 def _kept(sources: list[_Source], name: str, last: int | None) -> Iterator[Array]:

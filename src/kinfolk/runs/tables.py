@@ -2,7 +2,8 @@
 
 import csv
 import io
-import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,15 +32,20 @@ def _cell(value: Any) -> str:
     """Strings as they are, numbers as in JSON, nothing for what is not a finite number."""
     if isinstance(value, str):
         return value
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
+        return repr(value)
     text = strict_json(value)
     return "" if text == "null" else text
+
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,999})((?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")  # as JSON writes them
+_WORDS = {"true": True, "false": False}
 
 
 def _value(cell: str | None) -> Any:
     if not cell:
         return None
-    try:
-        value = json.loads(cell, parse_constant=str)  # NaN and Infinity are words here
-    except ValueError:
-        return cell
-    return value if isinstance(value, int | float) else cell
+    found = _NUMBER.fullmatch(cell)
+    if found is None:
+        return _WORDS.get(cell, cell)
+    return float(cell) if found[1] else int(cell)

@@ -1,0 +1,123 @@
+"""Clients of very different sizes against clients of equal sizes: time per training sample.
+
+The sizes are those of a Dirichlet split that cuts every class up (alpha 0.1): from a handful of samples to many times
+the mean. The equal federation has the same number of clients and of samples in all. Both train the same net on made-up
+data, in the same process and in turns, so a busy machine hurts both; medians over rounds after a warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import RESULTS, keep
+from torch import nn
+
+from kinfolk import Cohort, Federation, Training
+from kinfolk.cohort.cohort import initial_model
+from kinfolk.data.partition.base import Labels
+from kinfolk.data.partition.skew import Dirichlet
+from kinfolk.experiment import find_device
+from kinfolk.models import NETS
+
+CLASSES = 10
+MEAN = 200  # samples of a client
+TARGET = 1.5
+WARM_UP = 3  # rounds: a GPU's are recorded in the second and replayed from the third on
+
+
+@dataclass(frozen=True)
+class Job:
+    net: str
+    shape: tuple[int, ...]
+    batch: int
+    options: dict[str, Any]
+    epochs: int = 2
+
+    def model(self) -> nn.Module:
+        return initial_model(lambda: NETS[self.net](self.shape, CLASSES, **self.options), 0)
+
+
+JOBS = {
+    "MLP, batch 128": Job("mlp", (784,), 128, {}),
+    "MLP, batch 20": Job("mlp", (784,), 20, {}),
+    "small MLP, batch 20": Job("mlp", (64,), 20, {"hidden": 64, "layers": 1}),
+    "CNN, batch 128": Job("cnn2", (1, 14, 14), 128, {}),
+    "CNN, batch 20": Job("cnn2", (1, 14, 14), 20, {}),
+}
+
+
+def ragged_sizes(clients: int) -> list[int]:
+    """Sizes [n] of the split, MEAN on average."""
+    labels = np.repeat(np.arange(CLASSES), clients * MEAN // CLASSES)
+    split = Dirichlet(alpha=0.1, mode="class-split", min_size=1).divide(
+        Labels(labels, labels, CLASSES), clients, MEAN, None, seed=0
+    )
+    return [len(rows) for rows in split.train]
+
+
+def federation(sizes: list[int], shape: tuple[int, ...]) -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(sizes), *shape, generator=generator)
+    y = torch.randint(CLASSES, (sum(sizes),), generator=generator)
+    pairs = list(zip(torch.split(x, sizes), torch.split(y, sizes)))
+    return Federation.from_arrays(pairs, [(a[:1], b[:1]) for a, b in pairs], classes=CLASSES)
+
+
+def timed(works: list[Callable[[int], Any]], rounds: int, device: torch.device) -> list[float]:
+    """Median seconds of each work(t), done in turns, after some rounds to warm up."""
+    times: list[list[float]] = [[] for _ in works]
+    for t in range(1, rounds + WARM_UP + 1):
+        for work, found in zip(works, times):
+            begin = time.perf_counter()
+            work(t)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            found.append(time.perf_counter() - begin)
+    return [statistics.median(found[WARM_UP:]) for found in times]
+
+
+def measure(name: str, sizes: list[int], rounds: int, device: torch.device) -> dict[str, Any]:
+    job = JOBS[name]
+    training = Training(epochs=job.epochs, batch_size=job.batch, lr=0.01)
+    equal = [MEAN] * len(sizes)
+    cohorts = [Cohort(federation(s, job.shape), job.model(), training, device=device) for s in (equal, sizes)]
+    seconds = timed([cohort.train for cohort in cohorts], rounds, device)
+    each = [1e6 * s / (sum(sizes) * job.epochs) for s in seconds]
+    row = {
+        "job": name,
+        "clients": len(sizes),
+        "smallest": min(sizes),
+        "largest": max(sizes),
+        "equal_us_per_sample": round(each[0], 3),
+        "ragged_us_per_sample": round(each[1], 3),
+        "ratio": round(each[1] / each[0], 2),
+        "target": TARGET,
+    }
+    print(f"{name}: {each[0]:8.2f} µs a sample equal, {each[1]:8.2f} ragged, {row['ratio']:.2f}×", flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result")
+    options = parser.parse_args()
+    device = find_device(options.device)
+    sizes = ragged_sizes(options.clients)
+    rows = [measure(name, sizes, options.rounds, device) for name in JOBS]
+    print(f"target: at most {TARGET}× the time per sample of equal sizes")
+    print(keep("ragged", device, rows, options.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Where the GPU programs take over from plain torch: the one place that decides it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kinfolk import kernels
+
+WIDEST = 4096  # numbers of a client's row that one program holds at a time; longer rows are for plain torch
+
+
+def fused(where: Tensor, width: int = 1) -> bool:
+    """Whether programs can do the work on a tensor like `where`, in rows of up to `width` numbers."""
+    return _on_gpu(where) and 0 < width <= WIDEST and where.numel() > 0 and kernels.available()
+
+
+def _on_gpu(where: Tensor) -> bool:
+    """Programs are launched on the current GPU, so the tensor has to lie there."""
+    return where.is_cuda and where.get_device() == torch.cuda.current_device()
+
+
+def tile(width: int, least: int = 16) -> int:
+    """Numbers that a program holds for a row of `width`: a power of two, of few different ones, each compiled once."""
+    size = least
+    while size < width:
+        size *= 4
+    return size
+
+
+def aligned(lists: Tensor) -> Tensor:
+    """[m, w] with the numbers of a row side by side, which programs take for granted."""
+    return lists if lists.stride(1) == 1 else lists.contiguous()

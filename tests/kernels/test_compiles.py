@@ -1,0 +1,124 @@
+"""The programs of matching and mixing compiled for an H200, for which none is needed: a compiler accepts less than an
+interpreter. In a process of its own, because here Triton may be set to interpret.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+KINDS = {torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8", torch.int8: "*i8", torch.bfloat16: "*bf16",
+         torch.float32: "*fp32", torch.float64: "*fp64"}  # fmt: skip
+SHARED = 232_448  # bytes of shared memory that a program can have there
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")  # not imported: others decide how it runs
+def test_every_program_compiles_for_an_h200(tmp_path: Path) -> None:
+    settings = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    settings["TRITON_CACHE_DIR"] = str(tmp_path)
+    found = subprocess.run([sys.executable, __file__], env=settings, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert int(found.stdout.split()[-1]) >= 45
+
+
+def compile_all() -> int:
+    """How many programs were compiled, each for the arguments its own wrapper gives it."""
+    from triton import compile as compiled
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    seen = set()
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
+        given = dict(zip(self.arg_names, args)) | {
+            name: options.pop(name) for name in self.arg_names if name in options
+        }
+        constants = {p.name: given[p.name] for p in self.params if p.is_constexpr}
+        signature = {name: "constexpr" if name in constants else _kind(value) for name, value in given.items()}
+        key = (self.fn.__name__, *signature.items(), *constants.items())
+        if key not in seen:
+            seen.add(key)
+            source = ASTSource(self, signature, constants)
+            program = compiled(source, target=GPUTarget("cuda", 90, 32), options=options)
+            assert program.metadata.shared <= SHARED, (self.fn.__name__, constants, program.metadata.shared)
+
+    JITFunction.run = run
+    _call_all()
+    _convolve()
+    return len(seen)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return KINDS[value.dtype]
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def _call_all() -> None:
+    from kinfolk.kernels import cosines, drawing, evidence, hashing, lists, mixing, mixture
+
+    key, m, w = 2**40, 4, 90
+    clients, ids, known = (
+        torch.zeros(m, dtype=torch.int64),
+        torch.zeros((m, 20), dtype=torch.int64),
+        torch.ones(m, w).long(),
+    )
+    scores, mask, each = torch.zeros(m, 20, dtype=torch.float64), torch.zeros(m, 20).bool(), torch.zeros(m).bool()
+    for unit in (False, True):
+        hashing.bits(key, clients[:, None], ids, unit)
+    hashing.positions(key, clients, clients, 5)
+    drawing.draw(key, clients, clients, clients, known, w, 5)
+    drawing.place(clients, w)
+    drawing.rows(clients, ids, mask, each)
+    drawing.rows(clients, ids, mask, each, ids.view(4, -1), 1, 1, 2**33)
+    lists.choose(key, clients, known, 5)
+    lists.choose(key, clients, ids, 5, key, known)
+    lists.best(ids, scores, 5)
+    lists.best(ids, scores.float(), 5)
+    lists.pack(None, ids, 5)
+    lists.pack(mask, ids, 5)
+    for drop in (False, True):
+        lists.contains(ids, known, drop)
+    lists.outcome(ids, scores, mask, each, known, 10, 5)
+    for kind in (torch.float32, torch.float64):
+        models = torch.zeros(m, 9000, dtype=kind)
+        for origin in (None, models[0]):
+            cosines.cosines(models, models, ids, origin, 1e-12)
+        mixing.mix(models, models, ids, None, 1.0, each)
+        mixing.mix(models, models, ids, scores, scores[:, 0], each)
+    constants = (1.5, 0.2, 0.4, 30.0, 0.98, 1e-12)
+    for columns in (10, 20):
+        evidence.look(scores[:, :columns], mask[:, :columns], 3.0, constants)
+        mixture.match(scores[:, :columns], mask[:, :columns], 5, 100, 1e-24, 1e-2, 1e-12)
+    evidence.look(scores, mask, 3.0, constants, ids, torch.zeros(m, w), scores[:, 0].contiguous(), 0.3)
+
+
+def _convolve() -> None:
+    """Layers like those of the nets we ship, and a wide one, there and back in every precision."""
+    from kinfolk.kernels.convolution import Convolution
+
+    layers = [(3, 32, 3, 0, (12, 12), True), (32, 64, 5, 0, (10, 10), False), (128, 128, 3, 1, (6, 6), False)]
+    for precision in ("bf16", "tf32"):
+        for channels, filters, kernel, padding, size, first in layers:
+            conv = Convolution(channels, filters, kernel, padding, 2, size, first)
+            images, index = torch.zeros(4, channels, *size), torch.zeros(2, 2, dtype=torch.int64)
+            x = conv.samples(images, precision)
+            weight, bias = torch.zeros(2, filters, channels, kernel, kernel), torch.zeros(2, filters)
+            wide = conv.widened(weight, precision)
+            if not first:
+                x = x.view(2, 2, *x.shape[1:])
+            conv.forward(x, index, wide, bias, False, precision)
+            out, winner = conv.forward(x, index, wide, bias, True, precision)
+            assert winner is not None
+            conv.backward(x, index, weight, wide, winner, out, not first, precision)
+
+
+if __name__ == "__main__":
+    print("programs compiled:", compile_all())
