@@ -77,6 +77,15 @@ def test_similarities_are_remembered_from_the_first_sight_on() -> None:
     assert friendly.remembered(table([0.5]), table([0.3]), 0.0).item() == 0.3  # as printed: nothing is
 
 
+def test_what_was_not_seen_moves_with_what_was() -> None:
+    before = table([0.5, 0.7, 0.4, NAN, NAN], [0.5, 0.7, 0.4, NAN, NAN])
+    seen = table([0.3, 0.1, NAN, 0.2, NAN], [NAN, NAN, NAN, 0.9, NAN])
+    after = friendly.shifted(before, friendly.remembered(before, seen, 0.9), seen)
+    assert after[0, :4].tolist() == pytest.approx([0.48, 0.64, 0.36, 0.2])  # by (-0.02 - 0.06) / 2
+    assert after[1, :4].tolist() == pytest.approx([0.5, 0.7, 0.4, 0.9])  # nobody was seen again
+    assert after[:, 4].isnan().all()
+
+
 # -- threshold ---------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import kinfolk
 from conftest import last_edges, make_federation, tiny_experiment
 from kinfolk import Training, engines
 from kinfolk.cohort.cohort import Cohort, initial_model
+from kinfolk.cohort.noise import Noise
 from kinfolk.config import read
 from kinfolk.matching import cost, friendly
 from kinfolk.methods.afind import AFIND, AFINDPlus
@@ -122,9 +123,15 @@ class Plain:
     def learn(self, i: int, seen: dict[int, float]) -> None:
         method, keep = self.method, self.method.sim_memory
         assert keep is not None
+        changes = []
         for j, value in seen.items():
+            known = (i, j) in self.similarity
             earlier = self.similarity.get((i, j), value)
             self.similarity[i, j] = keep * earlier + (1 - keep) * value
+            changes += [self.similarity[i, j] - earlier] if known else []
+        for j in self.p[i]:
+            if keep and changes and j not in seen and (i, j) in self.similarity:
+                self.similarity[i, j] += sum(changes) / len(changes)
         now = {j: self.similarity[i, j] for j in seen}
         mass = sum(self.p[i][j] for j in now)
         each = {j: math.exp(s / method.nu) for j, s in now.items()}
@@ -140,11 +147,11 @@ class Plain:
 
 PLUS: list[dict[str, Any]] = [
     {"preset": "paper"},
-    {"preset": "robust"},
+    {"preset": "robust", "explore": 0.0},
     {"preset": "paper", "backbone": "ft", "loss_smoothing": "ema", "gamma": 0.6, "temperature": 0.5},
-    {"preset": "robust", "backbone": "full", "loss_smoothing": "ema", "tau": 1.1},
+    {"preset": "robust", "backbone": "full", "loss_smoothing": "ema", "tau": 1.1, "explore": 0.0},
     {"preset": "paper", "proxy": "weight", "self_in_agg": False},
-    {"preset": "robust", "proxy": "delta", "tau": 1.2, "gamma": 0.0},
+    {"preset": "robust", "proxy": "delta", "tau": 1.2, "gamma": 0.0, "explore": 0.0},
     {"preset": "paper", "threshold": "literal", "tau": 1.5, "nu": 0.3},
 ]
 
@@ -179,24 +186,21 @@ def test_rounds_are_those_of_a_plain_loop_over_clients(method: AFIND) -> None:
 
 
 def test_presets_fill_in_what_is_not_named() -> None:
+    names = ("sim_memory", "entropy", "loss_direction", "explore")
     paper, robust = AFINDPlus(preset="paper"), AFINDPlus()
-    assert (paper.sim_memory, paper.entropy, paper.loss_direction) == (0.0, "printed", "theirs")
-    assert (robust.preset, robust.sim_memory, robust.entropy, robust.loss_direction) == (
-        "robust",
-        0.9,
-        "monotone",
-        "mine",
-    )
+    assert [getattr(paper, name) for name in names] == [0.0, "printed", "theirs", 0.0]
+    assert [getattr(robust, name) for name in names] == [0.9, "monotone", "mine", 1.0]
     assert AFINDPlus(preset="paper", sim_memory=0.5).sim_memory == 0.5
     assert (AFIND(preset="paper").sim_memory, AFIND(preset="paper").entropy) == (0.0, "printed")
-    assert (robust.tau, robust.gamma, robust.temperature, robust.explore, robust.noise) == (0.5, 0.9, 1.0, 0.0, 0.0)
+    assert (AFIND().sim_memory, AFIND().explore) == (0.9, 0.0)  # a stranger would count as much as a friend
+    assert (robust.tau, robust.nu, robust.gamma, robust.temperature, robust.noise) == (0.5, 0.1, 0.9, 1.0, 0.0)
 
 
 # -- choosing ----------------------------------------------------------------------------------------------------
 
 
 def test_who_finds_nobody_good_enough_takes_the_most_probable_and_is_never_locked_out() -> None:
-    engine = engine_of(AFINDPlus(tau=1e9))
+    engine = engine_of(AFINDPlus(tau=1e9, explore=0.0))
     state = None
     for t in range(1, 6):
         before, state = state, engine.step(t, False) or engine.shards[0].state
@@ -354,6 +358,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"preset": "paper", "proxy": "weight", "noise": 0.5, "backbone": "full"},
     {"preset": "robust", "proxy": "delta", "threshold": "remark", "self_in_agg": False},
     {"preset": "robust", "threshold": "top", "count": 2, "gamma": 1.0},
+    {"preset": "robust", "noise": 2.0, "noise_on": "training"},
+    {"preset": "paper", "noise": 2.0, "noise_on": "training", "backbone": "ft"},
 ]
 
 
@@ -416,6 +422,31 @@ def test_noise_drowns_the_similarities_only_when_it_is_large() -> None:
     assert float(seen[2].std()) == pytest.approx(30**-0.5, rel=0.3)  # cosines with a random direction in 30 dimensions
 
 
+@pytest.mark.parametrize("backbone", ["alt", "ft"])
+def test_noise_in_training_is_on_every_step_and_on_nothing_else(backbone: Any) -> None:
+    method = AFIND(preset="paper", noise=3.0, noise_on="training", noise_clip=0.2, backbone=backbone)
+    clean = dataclasses.replace(method, noise=0.0)
+    engine, twin, without = engine_of(method), engine_of(method).shards[0].cohort, engine_of(clean)
+    assert twin.noise == Noise(0.2, 3.0 * 0.2 / 5)  # batches of 5
+    assert without.shards[0].cohort.noise is None
+    begin = twin.weights
+    Backbone(backbone).train(1, twin)
+    plain = Plain(method, twin)
+    engine.step(1, False)
+    without.step(1, False)
+    torch.testing.assert_close(engine.shards[0].cohort.weights, plain.round(begin, twin.weights), rtol=1e-9, atol=1e-10)
+    assert torch.equal(
+        engine.shards[0].state.similarity.nan_to_num(9), without.shards[0].state.similarity.nan_to_num(9)
+    )
+    tested = [shards.shards[0].cohort.evaluate().loss for shards in (engine, without)]
+    assert (tested[0] - tested[1]).abs().max() > 1e-3
+    before = engine.shards[0].cohort.weights
+    engine.shards[0].cohort.noise = None
+    if backbone == "ft":  # the copy that is tested was tuned with noise too
+        assert (engine.shards[0].cohort.evaluate().loss - tested[0]).abs().max() > 1e-3
+    assert torch.equal(engine.shards[0].cohort.weights, before)
+
+
 # -- refusals, costs, the whole way ------------------------------------------------------------------------------
 
 
@@ -429,6 +460,8 @@ def test_noise_drowns_the_similarities_only_when_it_is_large() -> None:
         ("temperature", 0.0, "greater than 0"),
         ("sim_memory", 1.0, "less than 1"),
         ("noise", -1.0, "at least 0"),
+        ("noise_on", "weights", "'proxy' or 'training'"),
+        ("noise_clip", 0.0, "greater than 0"),
         ("explore", 1.1, "at most 1"),
         ("threshold", "none", "calibrated"),
         ("count", 0, "at least 1"),

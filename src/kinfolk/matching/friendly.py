@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfolk import randomness
+from kinfolk.cohort.noise import normal
 
 Threshold = Literal["calibrated", "literal", "remark", "top"]
 Entropy = Literal["monotone", "printed"]
@@ -29,6 +29,18 @@ def remembered(before: Tensor, seen: Tensor, keep: float) -> Tensor:
     """Running average of similarities [m, n]: the first sight counts whole, later ones 1 - keep."""
     average = torch.where(before.isnan(), seen, keep * before + (1 - keep) * seen)
     return torch.where(seen.isnan(), before, average)
+
+
+def shifted(before: Tensor, after: Tensor, seen: Tensor) -> Tensor:
+    """Remembered similarities [m, n] in which those not seen have changed as much as the others have on average.
+
+    In the course of training all gradients come to agree less: what is remembered of a peer not seen for long would
+    otherwise look better than what is known of friends.
+    """
+    again = ~(seen.isnan() | before.isnan())
+    count = again.sum(dim=1, keepdim=True).clamp(min=1)
+    change = torch.where(again, after - before, 0.0).sum(dim=1, keepdim=True) / count
+    return torch.where(seen.isnan(), after + change, after)
 
 
 def probabilities(before: Tensor, similarity: Tensor, nu: float) -> Tensor:
@@ -102,13 +114,6 @@ def boltzmann(losses: Tensor, own: Tensor, temperature: float) -> tuple[Tensor, 
     weights[:, -1] = torch.where(valid.any(dim=1), weights[:, -1], 1.0)
     weights = weights / weights.sum(dim=1, keepdim=True)
     return weights[:, :-1], weights[:, -1]
-
-
-def normal(seed: int, purpose: str, t: int, sender: Tensor, width: int) -> Tensor:
-    """Standard normal numbers [p, width], a pure function of the arguments and each sender [p] (Box and Muller)."""
-    index = 2 * torch.arange(width, device=sender.device)
-    first, second = (randomness.uniform(seed, purpose, t, sender[:, None], index + odd) for odd in (0, 1))
-    return torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)
 
 
 def noisy(vectors: Tensor, longest: float, deviation: float, seed: int, t: int, sender: Tensor) -> Tensor:

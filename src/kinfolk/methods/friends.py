@@ -21,6 +21,7 @@ from torch.nn.functional import cosine_similarity
 from kinfolk import randomness
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.judging import Look
+from kinfolk.cohort.noise import Noise
 from kinfolk.errors import UserError
 from kinfolk.matching import friendly, lists
 from kinfolk.matching.similarity import cosines
@@ -54,14 +55,17 @@ class Taste:
     entropy: friendly.Entropy | None = setting(
         None, "printed: opposite gradients count as certain again; monotone: they do not; none: preset"
     )
-    explore: float = setting(0.0, "probability of adding one random peer in a round", ge=0, le=1)
+    explore: float | None = setting(None, "probability of adding one random peer in a round; none: preset", ge=0, le=1)
     self_in_agg: bool = setting(True, "a client's own model counts in its average")
-    noise: float = setting(0.0, "noise on proxies sent by peers, in multiples of noise_clip / batch size", ge=0)
-    noise_clip: float = setting(1.0, "length that proxies are cut to before noise is added", gt=0)
+    noise: float = setting(0.0, "Gaussian noise in multiples of noise_clip / batch size; no privacy", ge=0)
+    noise_on: Literal["proxy", "training"] = setting(
+        "proxy", "proxy: noise on what peers answer with; training: on the gradient of every local step"
+    )
+    noise_clip: float = setting(1.0, "length that a proxy or gradient is cut to before noise is added", gt=0)
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "paper": {"sim_memory": 0.0, "entropy": "printed"},
-        "robust": {"sim_memory": 0.9, "entropy": "monotone"},
+        "paper": {"sim_memory": 0.0, "entropy": "printed", "explore": 0.0},
+        "robust": {"sim_memory": 0.9, "entropy": "monotone", "explore": 0.0},
     }
 
     def __post_init__(self) -> None:
@@ -85,7 +89,8 @@ class Contribution(Taste):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": Taste.presets["paper"] | {"loss_direction": "theirs"},
-        "robust": Taste.presets["robust"] | {"loss_direction": "mine"},
+        # A stranger does no harm where it counts by its loss; with equal weights it does.
+        "robust": Taste.presets["robust"] | {"loss_direction": "mine", "explore": 1.0},
     }
 
 
@@ -116,6 +121,11 @@ class Friends:
         return self.taste.proxy == "grad"
 
     @property
+    def disturbed(self) -> bool:
+        """Whether there is noise on proxies."""
+        return self.taste.noise > 0 and self.taste.noise_on == "proxy"
+
+    @property
     def worth(self) -> Contribution | None:
         return self.taste if isinstance(self.taste, Contribution) else None
 
@@ -138,6 +148,8 @@ class Friends:
         if cohort.n > MOST:
             raise UserError(f"AFIND remembers every pair of clients: {cohort.n} clients are more than {MOST}")
         _ = cohort.division  # refuses a model without a body
+        if self.taste.noise and self.taste.noise_on == "training":
+            cohort.noise = Noise(self.taste.noise_clip, self._deviation(cohort))
         return nothing(cohort, cohort.n)
 
     def before(self, t: int, cohort: Cohort, memory: Memory, peers: Peers) -> Chosen:
@@ -218,7 +230,7 @@ class Friends:
     def _alignments(self, t: int, look: Look, pool: Pool, models: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and cosine [p] of the gradients at each asker's model: mine, with noise if wanted, and its own."""
         cohort, columns, slope = look.cohort, look.cohort.division.proxy, pool["slope"]
-        if not self.taste.noise:
+        if not self.disturbed:
             loss, cosine = look.alignments(pool["body"], models, clients, columns, slope)
             return loss, cosine.flatten()  # where there are no pairs, it has no shape of its own
         models, clients = models.to(cohort.device), clients.to(cohort.device)
@@ -272,15 +284,16 @@ class Friends:
         """Cosines [m, k] of the proxy layers themselves, or of what this round's training has changed in them."""
         layer = cohort.weights[:, cohort.division.proxy]
         layer = layer - known.layer if self.taste.proxy == "delta" else layer
-        sent = self._noisy(t, cohort, layer, cohort.ids) if self.taste.noise else layer
+        sent = self._noisy(t, cohort, layer, cohort.ids) if self.disturbed else layer
         peers.publish(t, layer=sent)
         pool = peers.pull(t, ids, ("layer",), facts=True)
         return cosines(layer, pool["layer"], pool.rows(ids))
 
     def _noisy(self, t: int, cohort: Cohort, vectors: Tensor, sender: Tensor) -> Tensor:
-        clip = self.taste.noise_clip
-        deviation = self.taste.noise * clip / cohort.training.batch_size
-        return friendly.noisy(vectors, clip, deviation, cohort.seed, t, sender)
+        return friendly.noisy(vectors, self.taste.noise_clip, self._deviation(cohort), cohort.seed, t, sender)
+
+    def _deviation(self, cohort: Cohort) -> float:
+        return self.taste.noise * self.taste.noise_clip / cohort.training.batch_size
 
     def _learnt(self, memory: Memory, seen: Tensor, known: _Known, peers: Peers) -> dict[str, Tensor]:
         """Similarities, probabilities and thresholds after what was seen [m, n] in this round."""
@@ -288,6 +301,8 @@ class Friends:
         assert taste.sim_memory is not None  # by the preset
         assert taste.entropy is not None
         similarity = friendly.remembered(memory.similarity, seen, taste.sim_memory)
+        if taste.sim_memory:
+            similarity = friendly.shifted(memory.similarity, similarity, seen)
         current = torch.where(seen.isnan(), torch.nan, similarity)
         threshold = memory.threshold
         if taste.threshold != "top":
