@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "models": {"kernels"},
     "peers": {"kernels"},
     "cohort": {"data", "kernels", "models", "peers.base"},
+    "aggregation": {"cohort.mixing"},
     "bench": {"cohort", "models", "peers", "data"},
     "matching": {"cohort", "kernels", "peers.base"},
     "privacy": {"cohort.layout", "cohort.room", "cohort.workers", "models"},
