@@ -35,6 +35,10 @@ class Data:
         None, "test samples, even over the classes, on which every model is tested beside the client's own", ge=1
     )
     scale: Literal["standardize", "unit"] = setting("standardize", "pixels: mean 0 and deviation 1, or 0 to 1")
+    features: Literal["scattering"] | None = setting(None, "handcrafted, in place of pixels; none: pixels")
+    norm: Literal["per-client", "group"] | None = setting(
+        None, "of channels: by each client's own mean and variance, or within 27 groups of a sample's channels"
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.watch import Watching
 from kinfolk.config import Config, read, resolve
-from kinfolk.data import catalog
+from kinfolk.data import catalog, inputs
 from kinfolk.data.federation import Federation
 from kinfolk.data.formats import Dataset
 from kinfolk.data.partition import Labels, Split, with_common_test
@@ -210,7 +210,7 @@ def load_split(config: Config) -> tuple[Dataset, Split]:
 def load_federation(config: Config) -> Federation:
     """The clients' data of an experiment."""
     dataset, split = load_split(config)
-    return Federation.from_split(dataset, split, config.data.scale)
+    return inputs.federation(dataset, split, config.data.scale, config.data.features, config.data.norm)
 
 
 def _prepare(
@@ -222,6 +222,8 @@ def _prepare(
     kept: Path | None = None,
 ) -> tuple[engines.Parts, Config]:
     """What the engine is built from; `kept` is the run folder, once there is one, with its copies of files."""
+    if data is None and (said := inputs.notice(config.data.name, config.data.features)):
+        observer.notice(said)
     federation = load_federation(config) if data is None else data
     if config.data.global_test is not None and federation.common is None:
         raise UserError("data.global_test: your own data need `common`, test samples for all (Federation.from_arrays)")

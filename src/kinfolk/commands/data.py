@@ -59,6 +59,26 @@ def data_get(names: Annotated[list[str], typer.Argument(metavar="NAME...", help=
         print(f"{name}: {path}" if path.exists() else f"{name}: comes with scikit-learn, nothing to get")
 
 
+@data_app.command("features")
+def data_features(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See `kinfolk data ls`.")],
+) -> None:
+    """Compute the scattering features of data sets, or check those that are kept: for data.features = "scattering"."""
+    from kinfolk.data import catalog, feature_cache
+    from kinfolk.progress import DownloadBar
+
+    for name in names:
+        catalog.entry(name)
+    for name in names:
+        dataset, bar = catalog.load(name), DownloadBar()
+        try:
+            features = feature_cache.cached(dataset, progress=bar, verify=True)
+        finally:
+            bar.close()
+        shape = "×".join(str(side) for side in features.shape)
+        print(f"{name}: {shape} features of each sample, in {feature_cache.place(dataset)}")
+
+
 @data_app.command("split")
 def data_split(
     file: File,

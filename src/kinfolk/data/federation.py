@@ -94,7 +94,7 @@ class Federation:
             rows = np.concatenate(indices) if len(indices) else np.zeros(0, dtype=np.int64)
             owner = np.repeat(np.arange(len(indices)), sizes.numpy())
             pixels = _turned(_samples(dataset, rows), split.quarter_turns, owner)
-            scaled = (torch.from_numpy(pixels).to(torch.float32) - shift) / spread
+            scaled = torch.from_numpy(pixels).to(torch.float32).sub_(shift).div_(spread)  # in place: it may be large
             labels = y[rows] if split.swaps is None else exchange(y[rows], split.swaps[owner])
             return Part(scaled, torch.from_numpy(labels), _starts(sizes), sizes)
 

@@ -32,7 +32,7 @@ Arrays = dict[str, Array]
 class Samples:
     """Labelled samples, and who they belong to if that is known.
 
-    x: [N, ...] uint8 (0..255) or float32, images [N, C, H, W]; y: [N] int64; user: [N] int64 or None.
+    x: [N, ...] uint8 (0..255), float32 or float16, images [N, C, H, W]; y: [N] int64; user: [N] int64 or None.
     """
 
     x: Array
@@ -40,8 +40,8 @@ class Samples:
     user: Array | None = None
 
     def __post_init__(self) -> None:
-        if self.x.dtype not in (np.uint8, np.float32):
-            raise UserError(f"samples x must be uint8 or float32, not {self.x.dtype}")
+        if self.x.dtype not in (np.uint8, np.float32, np.float16):
+            raise UserError(f"samples x must be uint8, float32 or float16, not {self.x.dtype}")
         for name, labels in (("y", self.y), ("user", self.user)):
             if labels is None:
                 continue

@@ -46,11 +46,11 @@ def save(folder: Path, arrays: Arrays, sums: dict[str, str], source: str) -> Non
     (folder / MANIFEST).unlink(missing_ok=True)
     described = {}
     for name, array in arrays.items():
-        _write(folder / f"{name}.npy", partial(_save_array, array))
+        write(folder / f"{name}.npy", partial(_save_array, array))
         described[name] = {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": sums[name]}
     manifest = {"format": FORMAT, "source": source, "arrays": described}
     text = json.dumps(manifest, indent=2) + "\n"
-    _write(folder / MANIFEST, lambda file: file.write(text.encode()))
+    write(folder / MANIFEST, lambda file: file.write(text.encode()))
 
 
 def _save_array(array: Array, file: IO[bytes]) -> None:
@@ -101,7 +101,8 @@ def manifest(folder: Path) -> dict[str, Any] | None:
     return dict(noted)
 
 
-def _write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
+def write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    """Write a file at once or not at all: `fill` writes to a temporary one that then takes its place."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,0 +1,27 @@
+"""What the models see of a data set: pixels or features, brought to scale, handed out to the clients."""
+
+from __future__ import annotations
+
+from kinfolk.data import catalog, feature_cache
+from kinfolk.data.federation import Federation
+from kinfolk.data.formats import Dataset
+from kinfolk.data.normalization import NORMS
+from kinfolk.data.partition import Split
+from kinfolk.errors import UserError
+
+
+def federation(dataset: Dataset, split: Split, scale: str, features: str | None, norm: str | None) -> Federation:
+    """The clients' samples as the settings `scale`, `features` and `norm` of [data] ask for."""
+    if features is not None:
+        if split.quarter_turns is not None:
+            raise UserError("data.features is of images as they are: it cannot be used with a split that turns them")
+        dataset, scale = feature_cache.cached(dataset), "unit"  # float values: left as they are
+    made = Federation.from_split(dataset, split, scale)
+    return made if norm is None else NORMS[norm](made)
+
+
+def notice(name: str, features: str | None) -> str | None:
+    """What to say before features of the set `name` are computed, which can take minutes."""
+    if features is None or feature_cache.is_cached(catalog.shared(name)):
+        return None
+    return f"computing the features of {name}, this once (`kinfolk data features {name}` shows how far it is)"
