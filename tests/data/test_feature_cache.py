@@ -222,6 +222,7 @@ def test_pixels_by_default_and_earlier_runs_are_the_same_experiment() -> None:
     ("data", "message"),
     [
         ({"split": {"kind": "rotation", "clusters": 2}}, "cannot be used with a split that turns them"),
+        ({"scale": "unit"}, "is of pixels: leave it out"),
         ({"norm": "per-client", "global_test": 20}, "leave out data.global_test"),
         ({"features": "none", "norm": "group"}, "27 groups of channels, which 1 channels cannot"),
     ],

@@ -13,6 +13,8 @@ from kinfolk.errors import UserError
 def federation(dataset: Dataset, split: Split, scale: str, features: str | None, norm: str | None) -> Federation:
     """The clients' samples as the settings `scale`, `features` and `norm` of [data] ask for."""
     if features is not None:
+        if scale != "standardize":
+            raise UserError(f"data.scale = '{scale}' is of pixels: leave it out, or data.features")
         if split.quarter_turns is not None:
             raise UserError("data.features is of images as they are: it cannot be used with a split that turns them")
         dataset, scale = feature_cache.cached(dataset), "unit"  # float values: left as they are
