@@ -293,3 +293,15 @@ def test_scale_is_drawn_with_the_loop_as_a_line(program: Any, tmp_path: Path, mo
     (tmp_path / "scale-cpu.json").write_text(json.dumps(kept))
     run(program("plot"), monkeypatch, "--results", str(tmp_path))
     assert (tmp_path / "scale.png").stat().st_size > 10_000
+
+
+def test_a_coarser_precision_is_never_held_to_less_than_float32() -> None:
+    class Exact:
+        """Rounds nothing, whatever it is told."""
+
+        def __call__(self, t: int) -> None: ...
+
+        def first(self) -> torch.Tensor:
+            return torch.ones(2, 3)
+
+    assert timing._checked(Exact(), {"bf16": Exact()}, CPU)["bf16"].bound == timing.CLOSE

@@ -217,6 +217,20 @@ def test_a_cell_from_before_what_its_preset_turns_on_is_not_taken() -> None:
     ]
 
 
+@pytest.mark.parametrize(("preset", "again"), [("robust", True), ("paper", False)])
+def test_a_run_from_before_a_setting_that_its_preset_turns_on_is_another(preset: str, again: bool) -> None:
+    write_study(rows={"P": ["method.name=panm", f"method.preset={preset}"]}, columns={"two": []}, published={})
+    reproduce("mine.toml", seeds=1)
+    (name,) = cells()
+    former = Path("runs/reproduce/cells", name).rename(f"runs/reproduce/cells/{name[:-10]}0123456789")
+    written = (former / "config.toml").read_text(encoding="utf-8")
+    assert (f"mingle = {'true' if again else 'false'}\n") in written
+    (former / "config.toml").write_text(re.sub(r"mingle = \w+\n", "", written), encoding="utf-8")
+    ran = Ran()
+    reproduce("mine.toml", seeds=1, observer=ran)
+    assert len(ran.cells) == again
+
+
 def test_what_is_here_is_never_written_over() -> None:
     packed()
     shutil.copytree("there/cells", "runs/reproduce/cells")

@@ -169,20 +169,6 @@ def test_a_run_under_a_former_name_is_found_by_what_it_is() -> None:
     assert list(found.results) == [former]
 
 
-@pytest.mark.parametrize(("preset", "again"), [("robust", True), ("paper", False)])
-def test_a_run_from_before_a_setting_that_its_preset_turns_on_is_another(preset: str, again: bool) -> None:
-    write_study(rows={"P": ["method.name=panm", f"method.preset={preset}"]}, columns={"two": []}, published={})
-    reproduce("mine.toml", seeds=1)
-    (name,) = cells()
-    former = Path("runs/reproduce/cells", name).rename(f"runs/reproduce/cells/{name[:-10]}0123456789")
-    written = (former / "config.toml").read_text(encoding="utf-8")
-    assert (f"mingle = {'true' if again else 'false'}\n") in written
-    (former / "config.toml").write_text(re.sub(r"mingle = \w+\n", "", written), encoding="utf-8")
-    ran = Ran()
-    reproduce("mine.toml", seeds=1, observer=ran)
-    assert len(ran.cells) == again
-
-
 def test_a_folder_that_holds_something_else_is_refused() -> None:
     reproduce("mine.toml", rows=["Oracle"], seeds=1)
     (name,) = cells()

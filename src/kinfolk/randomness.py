@@ -61,6 +61,18 @@ def uniform(seed: int, purpose: str, round: int, client: Tensor, index: Tensor) 
     return (bits(seed, purpose, round, client, index) >> 10).to(torch.float64) * UNIT
 
 
+def normal(seed: int, purpose: str, round: int, client: Tensor, width: int, first: int = 0) -> Tensor:
+    """Standard normal numbers first .. first + width of each client [p]: [p, width], a pure function of the arguments.
+
+    Box and Muller: two from two uniform ones.
+    """
+    pair = 2 * torch.arange(first // 2, (first + width + 1) // 2, device=client.device)
+    length, angle = (uniform(seed, purpose, round, client[:, None], pair + odd) for odd in (0, 1))
+    length, angle = torch.sqrt(-2 * torch.log1p(-length)), 2 * math.pi * angle
+    both = torch.stack([length * torch.cos(angle), length * torch.sin(angle)], dim=2).flatten(1)
+    return both[:, first % 2 : first % 2 + width]
+
+
 def _fused(client: Tensor, index: Tensor) -> bool:
     """Whether one program draws all: up to three dimensions, and not too many for a 32-bit number."""
     if not dispatch.fused(client):

@@ -310,7 +310,7 @@ def test_the_sorting_network_sorts_and_needs_less_for_the_middle() -> None:
 def test_rules_by_name() -> None:
     assert names() == ["balance", "clipping", "krum", "m-krum", "mean", "median", "trimmed-mean", "ubar"]
     assert make({}) == Mean()
-    assert make({"rule": "m-krum", "byzantine": 2, "keep": 3}) == MKrum(2, 3)
+    assert make({"rule": "m-krum", "byzantine": 2, "keep": 3}) == MKrum(byzantine=2, keep=3)
     assert [name for name in names() if find(name).judges] == ["ubar"]
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from conftest import make_cohort, make_federation
 from kinfolk import Cohort, Training, randomness
-from kinfolk.cohort.noise import Noise, normal
+from kinfolk.cohort.noise import Noise
 from kinfolk.cohort.training import plan
+from kinfolk.randomness import normal
 
 SIZES = [20, 3, 41, 8, 16]
 SETTINGS = Training(epochs=2, batch_size=8, lr=0.05, momentum=0.9, weight_decay=0.01)

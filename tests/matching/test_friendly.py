@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kinfolk import randomness
 from kinfolk.matching import friendly
 
 NAN = math.nan
@@ -201,15 +202,15 @@ def test_huge_losses_do_not_overflow() -> None:
 
 def test_noise_is_standard_normal_and_depends_on_the_sender_alone() -> None:
     sender = torch.arange(20)
-    drawn = friendly.normal(3, "proxy noise", 7, sender, 5000)
+    drawn = randomness.normal(3, "proxy noise", 7, sender, 5000)
     assert abs(float(drawn.mean())) < 0.015
     assert float(drawn.std()) == pytest.approx(1, abs=0.01)
     assert float((drawn.abs() < 1).double().mean()) == pytest.approx(0.6827, abs=0.01)
     assert float(drawn.pow(4).mean()) == pytest.approx(3, abs=0.15)
     assert torch.isfinite(drawn).all()
-    assert torch.equal(friendly.normal(3, "proxy noise", 7, sender[[4, 2]], 100), drawn[[4, 2], :100])
+    assert torch.equal(randomness.normal(3, "proxy noise", 7, sender[[4, 2]], 100), drawn[[4, 2], :100])
     assert abs(float(torch.corrcoef(drawn).fill_diagonal_(0).abs().max())) < 0.08
-    assert not torch.equal(friendly.normal(3, "proxy noise", 8, sender, 5000), drawn)
+    assert not torch.equal(randomness.normal(3, "proxy noise", 8, sender, 5000), drawn)
 
 
 def test_long_vectors_are_cut_and_short_ones_are_not() -> None:

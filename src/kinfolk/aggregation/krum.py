@@ -35,7 +35,7 @@ class Krum:
 
     @property
     def least(self) -> int:
-        return _least(self.byzantine, self.printed)
+        return 2 * self.byzantine + (3 if self.printed else 1)
 
     def combine(self, inbox: Inbox) -> tuple[Tensor, Tensor]:
         chosen = order(scores(inbox, self.byzantine, self.printed)) == 0
@@ -44,21 +44,14 @@ class Krum:
 
 @register("m-krum")
 @dataclass(frozen=True)
-class MKrum:
+class MKrum(Krum):
     """The weighted mean of the models, own or peers', with the smallest scores (multi-Krum).
 
     Of equal scores the first in the list go first, and the own stands before it. A client with too few models keeps
     its own.
     """
 
-    byzantine: int = setting(1, "bad peers that a client's list may hold (f)", ge=0)
     keep: int | None = setting(None, "models averaged (m), at most n - f of them; none: n - f", ge=1)
-    printed: bool = setting(False, PRINTED)
-    judges: ClassVar[bool] = False
-
-    @property
-    def least(self) -> int:
-        return _least(self.byzantine, self.printed)
 
     def combine(self, inbox: Inbox) -> tuple[Tensor, Tensor]:
         ranks = order(scores(inbox, self.byzantine, self.printed))
@@ -109,7 +102,3 @@ def _mean(inbox: Inbox, weights: Tensor, enough: Tensor) -> tuple[Tensor, Tensor
     """The mean by weights [m, 1 + k], the own first; the own model without `enough` [m]."""
     weights = torch.where(enough[:, None] & _part(inbox), weights, 0.0)
     return inbox.blended(*scaled(weights[:, 1:], weights[:, 0]))
-
-
-def _least(byzantine: int, printed: bool) -> int:
-    return 2 * byzantine + (3 if printed else 1)

@@ -5,7 +5,6 @@ It protects nobody: the gradient of a whole batch is cut, not that of each sampl
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -59,17 +58,5 @@ def _drawn(keys: Tensor, first: int, count: int, dtype: torch.dtype) -> Tensor:
     """Numbers first .. first + count of the noise of each key: [m, count]."""
     size = max(1, PIECE // keys.numel())
     places = range(first, first + count, size)
-    pieces = [normal(0, "noise", 0, keys, min(size, first + count - at), at).to(dtype) for at in places]
+    pieces = [randomness.normal(0, "noise", 0, keys, min(size, first + count - at), at).to(dtype) for at in places]
     return torch.cat(pieces, dim=1)
-
-
-def normal(seed: int, purpose: str, t: int, client: Tensor, width: int, first: int = 0) -> Tensor:
-    """Standard normal numbers first .. first + width of each client [p]: [p, width], a pure function of the arguments.
-
-    Box and Muller: two from two uniform ones.
-    """
-    pair = 2 * torch.arange(first // 2, (first + width + 1) // 2, device=client.device)
-    length, angle = (randomness.uniform(seed, purpose, t, client[:, None], pair + odd) for odd in (0, 1))
-    length, angle = torch.sqrt(-2 * torch.log1p(-length)), 2 * math.pi * angle
-    both = torch.stack([length * torch.cos(angle), length * torch.sin(angle)], dim=2).flatten(1)
-    return both[:, first % 2 : first % 2 + width]

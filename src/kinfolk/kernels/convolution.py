@@ -47,7 +47,6 @@ class Convolution:
         self.pixels = kernel + pool - 1  # that a window sees each way
         self.span = self.pixels * self.lying
         self.end = self.pixels * self.span if self.first else self.span  # numbers of a line
-        self.tiles: dict[str, tuple[int, ...]] = {}  # to be tried instead of TILES
 
     def samples(self, x: Tensor, precision: str) -> Tensor:
         """The data set [N, C, H, W] as the first layer reads it: channels last and padded."""
@@ -183,9 +182,7 @@ class Convolution:
 
     def _tile(self, what: str, precision: str) -> tuple[int, ...]:
         """Numbers and windows at a time, warps, and how far ahead to load, as they turned out best on an H200."""
-        kind = "first" if self.first else "inner"
-        chosen = self.tiles.get(what) or TILES[precision][what, kind]
-        columns, *rest = chosen
+        columns, *rest = TILES[precision][what, "first" if self.first else "inner"]
         if self.pool * self.tile > WIDEST:
             columns, rest[1] = min(columns, 64), 8  # a wide result is spread over more warps
         if what == "forward":

@@ -13,6 +13,8 @@ long lines, which is what matrix units and memory like. The sum runs over the KS
 The first layer picks its images by index from the data set, whose few channels are padded to four. Its lines are
 short, so all rows that a window sees are taken as one line, and the filter is moved down as well.
 
+The way back is for bf16; numbers of 32 bits go back through `taps.py`.
+
 Names inside the programs: H, W, C inputs, OC output channels, PH, PW pooled pixels, KS side of the filter, CB and OB
 tiles of numbers and of output channels, BM windows at a time.
 """

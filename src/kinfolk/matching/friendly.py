@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfolk.cohort.noise import normal
+from kinfolk import randomness
 
 Threshold = Literal["calibrated", "literal", "remark", "top"]
 Entropy = Literal["monotone", "printed"]
@@ -120,7 +120,7 @@ def noisy(vectors: Tensor, longest: float, deviation: float, seed: int, t: int, 
     """Vectors [p, c] cut to a length of `longest`, with noise on every number; sender: [p] who or which pair sends."""
     length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     cut: Tensor = vectors * (longest / length.clamp(min=longest))
-    return cut + deviation * normal(seed, "proxy noise", t, sender, vectors.shape[1]).to(vectors.dtype)
+    return cut + deviation * randomness.normal(seed, "proxy noise", t, sender, vectors.shape[1]).to(vectors.dtype)
 
 
 def spread(ids: Tensor, values: Tensor, n: int) -> Tensor:

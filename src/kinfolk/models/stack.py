@@ -197,19 +197,25 @@ def stack_of(
     module: nn.Module, names: tuple[str, ...], input_shape: tuple[int, ...], device: torch.device, precision: str
 ) -> Stack | str:
     """The module as a stack, or in a few words why it cannot be one. `names` are its trainable parameters."""
+    parts = in_order(module, names)
+    if isinstance(parts, str):
+        return parts
+    if isinstance(parts[0][1], nn.Conv2d):
+        return _convolutional(parts, input_shape, device, precision)
+    if len(input_shape) > 1 and not _flattens(parts[0][1]):
+        return "it does not begin with Flatten"
+    return _dense(parts, [Gather()], precision)
+
+
+def in_order(module: nn.Module, names: tuple[str, ...]) -> list[tuple[str, nn.Module]] | str:
+    """Its layers one after the other, with their names, or why it is more than that. `names`: trainable parameters."""
     if type(module) is not nn.Sequential:
         return "it is not an nn.Sequential"
     parts = list(_flat(module, ""))
     if any(part._forward_hooks or part._forward_pre_hooks for _, part in parts):
         return "it has hooks"
     owned = {f"{name}.{key}" for name, part in parts for key, _ in part.named_parameters(recurse=False)}
-    if owned != set(names):
-        return "parameters are tied or frozen"
-    if isinstance(parts[0][1], nn.Conv2d):
-        return _convolutional(parts, input_shape, device, precision)
-    if len(input_shape) > 1 and not _flattens(parts[0][1]):
-        return "it does not begin with Flatten"
-    return _dense(parts, [Gather()], precision)
+    return parts if owned == set(names) else "parameters are tied or frozen"
 
 
 def _flat(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

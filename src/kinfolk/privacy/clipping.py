@@ -12,7 +12,7 @@ Activations that mix samples would let one record move another's gradient: Batch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -23,11 +23,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from kinfolk.cohort.layout import Layout
 from kinfolk.errors import UserError
+from kinfolk.models.stack import SLIM, in_order
 from kinfolk.models.vectorise import refuse_what_cannot_be_vectorised
 from kinfolk.privacy.losses import SampleLoss
 
 NUMBERS = 2**23  # that a chunk of samples may need at a time
-SLIM = 32  # inputs per output from which a CPU's library is faster at the transposed product
 SHRINK = 1e-6  # gradients are clipped by this much more, for what rounding adds
 
 Views = dict[str, Tensor]
@@ -279,15 +279,8 @@ def _after(conv: nn.Conv2d, *size: int) -> tuple[int, ...]:
 
 def _parts(module: nn.Module, layout: Layout) -> list[tuple[str, nn.Module]] | None:
     """The layers in order if we know all of them and each takes samples one by one; none otherwise."""
-    if type(module) is not nn.Sequential:
-        return None
-    parts = list(_flat(module, ""))
-    if any(part._forward_hooks or part._forward_pre_hooks for _, part in parts):
-        return None
-    owned = {f"{name}.{key}" for name, part in parts for key, _ in part.named_parameters(recurse=False)}
-    if owned != set(layout.names) or not all(_known(part) for _, part in parts):
-        return None
-    return parts
+    parts = in_order(module, layout.names)
+    return parts if not isinstance(parts, str) and all(_known(part) for _, part in parts) else None
 
 
 def _known(part: nn.Module) -> bool:
@@ -298,14 +291,6 @@ def _known(part: nn.Module) -> bool:
     if type(part) is nn.GroupNorm:
         return not part.affine
     return type(part) is nn.Linear or type(part) in _PLAIN
-
-
-def _flat(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, part in module.named_children():
-        if type(part) is nn.Sequential:
-            yield from _flat(part, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", part
 
 
 def _needed(parts: list[tuple[str, nn.Module]], input_shape: tuple[int, ...]) -> int:
