@@ -74,6 +74,14 @@ RUN = {
     "data that cannot be downloaded": ("data.name=celeba", ["kinfolk cannot download celeba", "put "]),
     "override without equals": ("rounds", ["override 'rounds'", "section.key=value"]),
     "override without key": ("=3", ["override '=3'", "section.key=value"]),
+    "unknown rule": ("aggregation.rule=medain", ["unknown aggregation rule 'medain'", "did you mean 'median'?"]),
+    "rule that is no text": ("aggregation.rule=[1]", ["unknown aggregation rule '[1]'", "known: "]),
+    "unknown key of a rule": ("aggregation.byzantin=1", ["'aggregation.byzantin'"]),
+    "unknown attack": ("faults={attackers=0.2, attack='signflip'}", ["'faults.attack' = 'signflip'", "'sign-flip'"]),
+    "attackers who do nothing": ("faults.attackers=0.2", ["[faults]", "'attackers' goes with 'attack'"]),
+    "all clients attack": ("faults={attackers=0.99, attack='nan'}", ["of 6 clients none would be honest"]),
+    "attacker who is not there": ("faults={attackers=[7], attack='nan'}", ["there is no client 7, only 0 to 5"]),
+    "attack with a scale below zero": ("faults.attack_scale=-1", ["'faults.attack_scale' = -1", "greater than 0"]),
     "unknown device": ("run.device=tpu", ["'run.device' = 'tpu'", "auto, cpu, cuda or cuda:N"]),
 }
 
@@ -113,6 +121,14 @@ TYPED = {
     "clients that cannot all have enough": (
         ["run", "tiny.toml", "data.split={kind='dirichlet', mode='class-split', alpha=0.001, min_size=200}"],
         ["split.min_size = 200"],
+    ),
+    "rule that needs more peers": (
+        ["run", "tiny.toml", "aggregation.rule=krum", "aggregation.byzantine=2"],
+        ["'aggregation.byzantine' = 2: krum then needs 5 models, but a client has 3"],
+    ),
+    "rule that a method cannot take": (
+        ["run", "tiny.toml", "aggregation.rule=ubar", "method.name=fedavg"],
+        ["aggregation.rule = 'ubar'", "the server of method 'fedavg' does not have"],
     ),
     "method pattern without a match": (["list", "zz*"], ["no method matches 'zz*'", "known: "]),
     "unknown data set": (["data", "get", "digits", "minst"], ["unknown data set 'minst'", "did you mean 'mnist'?"]),

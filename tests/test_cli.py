@@ -23,8 +23,9 @@ from rich.console import Console
 
 import kinfolk
 from conftest import Command, Outcome, tiny_experiment
-from kinfolk import methods
+from kinfolk import aggregation, methods
 from kinfolk.experiment import read_result
+from kinfolk.peers.attacks import ATTACKS
 from kinfolk.progress import Reporter
 from kinfolk.runs.folder import RunFolder
 from kinfolk.runs.graph import read_graph
@@ -206,6 +207,19 @@ def test_list_takes_a_pattern(command: Command) -> None:
     assert list(command("list", "f*", "--json").json) == [name for name in methods.names() if name.startswith("f")]
     assert command("list", "fix*").out.startswith("fixed  Every client")
     assert "shipped" not in command("list", "fix*").out
+
+
+def test_list_knows_rules_and_attacks(command: Command) -> None:
+    listed = command("list", "rules", "--json").json
+    assert list(listed) == aggregation.names()
+    assert [setting["name"] for setting in listed["m-krum"]["settings"]] == ["byzantine", "printed", "keep"]
+    assert all(entry["description"] for entry in listed.values())
+    assert "byzantine = 1  int  bad peers that a client's list may hold (f)" in command("list", "rules").out
+    lying = command("list", "attacks", "--json").json
+    assert list(lying) == list(ATTACKS)
+    assert [setting["name"] for setting in lying["nan"]["settings"]] == ["attackers", "attack_start"]
+    assert {setting["name"] for setting in lying["gaming"]["settings"]} >= {"attack_scale", "attack_victim"}
+    assert "aggregation rules (`kinfolk list rules`): balance, " in command("list").out
 
 
 def test_list_as_json_has_every_setting(command: Command) -> None:

@@ -17,7 +17,7 @@ from kinfolk.commands.bench import bench_command
 from kinfolk.commands.data import data_app
 from kinfolk.commands.reproduce import reproduce_command
 from kinfolk.commands.terminal import Device, File, Json, Out, Overrides, Seed
-from kinfolk.errors import UserError, nearest
+from kinfolk.errors import UserError
 from kinfolk.version import __version__
 
 app = typer.Typer(
@@ -150,32 +150,31 @@ def show(
 
 @app.command("list")
 def list_command(
-    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Wildcards, as in 'fed*'.")] = "*",
+    pattern: Annotated[
+        str, typer.Argument(metavar="[PATTERN]", help="Methods, by wildcards as in 'fed*'; or: rules, attacks.")
+    ] = "*",
     as_json: Json = False,
 ) -> None:
-    """List the methods with their settings, the models, and the shipped experiments and studies."""
+    """List methods with their settings, models, experiments and studies; or rules of aggregation, or attacks."""
+    from kinfolk.commands import listing
     from kinfolk.config import shipped
-    from kinfolk.methods import find, names, summary
-    from kinfolk.models import NETS
-    from kinfolk.settings import describe
+    from kinfolk.models import DERIVED, NETS
     from kinfolk.studies import shipped_studies
 
-    found = names(pattern)
-    if not found:
-        raise UserError(f"no method matches '{pattern}': {nearest(pattern, names())}")
+    found = listing.find(pattern)
     if as_json:
-        settings = {
-            n: [dict(zip(("name", "type", "default", "help"), row)) for row in describe(find(n))] for n in found
-        }
-        terminal.print_json({n: {"description": summary(find(n)), "settings": settings[n]} for n in found})
+        terminal.print_json({name: entry.as_dict() for name, entry in found.items()})
         return
     console = terminal.console()
-    for name in found:
-        console.print(f"[bold]{name}[/bold]  {escape(summary(find(name)))}")
-        for setting, kind, default, text in describe(find(name)):
+    for name, entry in found.items():
+        console.print(f"[bold]{name}[/bold]  {escape(entry.description)}")
+        for setting, kind, default, text in entry.settings:
             console.print(f"    {setting} = {escape(default)}  [dim]{escape(kind)}[/dim]  {escape(text)}")
     if pattern == "*":
-        console.print(f"\nmodels: {', '.join(NETS)}, or your own as package.module:factory", soft_wrap=True)
+        nets = ", ".join([*NETS, *DERIVED])
+        console.print(f"\nmodels: {nets}, or your own as package.module:factory", soft_wrap=True)
+        console.print(f"aggregation rules (`kinfolk list rules`): {', '.join(listing.rules())}", soft_wrap=True)
+        console.print(f"attacks (`kinfolk list attacks`): {', '.join(listing.attacks())}", soft_wrap=True)
         console.print(f"shipped experiments: {', '.join(shipped())}", soft_wrap=True)
         console.print(f"studies, for `kinfolk reproduce`: {', '.join(shipped_studies())}", soft_wrap=True)
 
@@ -202,6 +201,8 @@ def _show(path: Path) -> None:
         f"{escape(str(path))}: kinfolk {facts['version']}, torch {facts['torch']}, {facts['device']}", soft_wrap=True
     )
     console.print(f"made by: {escape(facts['command'])}", soft_wrap=True)
+    if (rows := folder.metrics()) and "privacy" in rows[-1]:
+        console.print(escape(rows[-1]["privacy"]), soft_wrap=True)
     if folder.status().state != "finished":
         console.print(f"go on with: kinfolk resume {escape(str(path))}", soft_wrap=True)
 

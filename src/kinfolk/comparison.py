@@ -38,6 +38,7 @@ class Row:
     models_received: float
     bytes_received: float
     seconds: float
+    epsilon: float | None = None  # accounted, of private methods
 
 
 @dataclass(frozen=True)
@@ -149,12 +150,14 @@ def _row(method: str, results: list[Result], local: list[Result] | None) -> Row:
         models_received=mean("models_received") or 0.0,
         bytes_received=mean("bytes_received") or 0.0,
         seconds=mean("seconds") or 0.0,
+        epsilon=mean("epsilon"),
     )
 
 
 def _helped(result: Result, local: Result) -> tuple[float, float]:
     column = [np.array([row[key] for row in run.clients], dtype=float) for run, key in _columns(result, local)]
-    return helped_and_hurt(*column)
+    lying = np.array([bool(row.get("attacker")) for row in result.clients])
+    return helped_and_hurt(np.where(lying, np.nan, column[0]), *column[1:])
 
 
 def _columns(result: Result, local: Result) -> list[tuple[Result, str]]:

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from kinfolk import methods, models
+from kinfolk import aggregation, methods, models
 from kinfolk.cohort.training import Training
 from kinfolk.data.partition import SPLITS
 from kinfolk.errors import UserError, nearest
@@ -74,11 +74,16 @@ class Config:
     method: Any = field(default_factory=lambda: methods.find("local")())
     peers: Access = field(default_factory=Access)
     faults: Faults = field(default_factory=Faults)
+    aggregation: Any = field(default_factory=lambda: aggregation.find("mean")())
     run: Run = field(default_factory=Run)
 
     @property
     def method_name(self) -> str:
         return str(self.method.method_name)
+
+    @property
+    def rule_name(self) -> str:
+        return str(self.aggregation.rule_name)
 
     def sections(self) -> dict[str, Any]:
         """The resolved experiment as it would stand in a TOML file, nothing left to a default."""
@@ -92,6 +97,7 @@ class Config:
                 "method": {"name": self.method_name, **dataclasses.asdict(self.method)},
                 "peers": dataclasses.asdict(self.peers),
                 "faults": dataclasses.asdict(self.faults),
+                "aggregation": {"rule": self.rule_name, **dataclasses.asdict(self.aggregation)},
                 "run": dataclasses.asdict(self.run),
             }
         )
@@ -104,7 +110,14 @@ class Config:
             sections["run"].pop(key, None)
         if not sections["peers"]:
             sections.pop("peers")
+        if self.rule_name == "mean":
+            sections.pop("aggregation")
         return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+
+    def about(self) -> str:
+        """A hash of which samples the clients hold."""
+        samples = json.dumps([self.sections()["data"], self.run.seed], sort_keys=True)
+        return hashlib.sha256(samples.encode()).hexdigest()[:16]
 
     def newly_on(self, earlier: dict[str, Any]) -> str | None:
         """A setting that a preset turns on now and that an earlier run, given by its sections, did not know."""
@@ -129,14 +142,15 @@ class Config:
 
 
 # Overrides that choose among kinds come first, so that settings of the new kind can be given in any order.
-CHOICES = ("method.name", "model.name", "data.split.kind")
+CHOICES = ("method.name", "model.name", "data.split.kind", "aggregation.rule")
 # What of [run] says how long, where and how closely watched, and changes no number.
 HOW = (
     *("rounds", "evaluate_every", "checkpoint_every", "engine", "shards", "device", "chunk"),
     *("watch", "watch_rounds", "watch_all"),
 )
 PLAIN = {"bool": bool, "int": int, "float": float, "str": str}  # annotations of model options that are checked
-SECTIONS = {"name": str} | dict.fromkeys(("data", "model", "training", "method", "peers", "faults", "run"), dict)
+TABLES = ("data", "model", "training", "method", "peers", "faults", "aggregation", "run")
+SECTIONS = {"name": str} | dict.fromkeys(TABLES, dict)
 
 
 def read(source: str | Path | dict[str, Any], overrides: Iterable[str] = (), *more: Iterable[str]) -> Config:
@@ -199,6 +213,7 @@ def resolve(sections: dict[str, Any]) -> Config:
         method=build(methods.find(str(method.pop("name", "local"))), method, "method"),
         peers=build(Access, dict(sections.get("peers", {})), "peers"),
         faults=build(Faults, dict(sections.get("faults", {})), "faults"),
+        aggregation=aggregation.make(sections.get("aggregation", {})),
         run=build(Run, dict(sections.get("run", {})), "run"),
     )
 
@@ -269,6 +284,8 @@ def _known_to(choice: list[str], name: str) -> set[str]:
         return set(_options(name))
     if choice[0] == "data" and name not in SPLITS:
         return set()  # refused later
+    if choice[0] == "aggregation":
+        return {field.name for field in dataclasses.fields(aggregation.find(name))}
     cls: Any = methods.find(name) if choice[0] == "method" else SPLITS[name]
     return {field.name for field in dataclasses.fields(cls)}
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kinfolk.aggregation import Rule
+from kinfolk.aggregation.combiner import Combiner
+from kinfolk.cohort import judging
+from kinfolk.cohort.account import Account
 from kinfolk.cohort.cohort import Cohort, Mixed
 from kinfolk.cohort.watch import Seen, Watch, Watching
 from kinfolk.data.federation import Federation
 from kinfolk.metrics import Edges
+from kinfolk.peers.attacks import Attack, Plan
 from kinfolk.peers.base import LEDGER, Exchange, Peers
 from kinfolk.peers.faults import Faults
 from kinfolk.peers.inprocess import InProcess
@@ -39,6 +46,10 @@ class Results:
     peak_received: np.ndarray  # [n]
     quarantined: np.ndarray  # [n] rounds in quarantine so far
     global_accuracy: np.ndarray | None  # [n] on the test samples common to all, if there are any
+    proxy_accuracy: np.ndarray | None = None  # [n] of what clients send in place of the models they use
+    epsilon: np.ndarray | None = None  # [n] accounted so far, if the method is private
+    delta: np.ndarray | None = None  # [n]
+    releases: np.ndarray | None = None  # [n] noisy gradients and other statistics so far
 
 
 class Shard:
@@ -60,8 +71,14 @@ class Shard:
         faults = self.peers.faults
         absent = faults.away(self.cohort.seed, t, self.cohort.ids) if faults.absent else None
         self.cohort.begin(absent, evaluate, self._watch(t, evaluate), t)
+        attack = self.peers.attack
+        if attack is not None:
+            attack.begin(self.cohort.weights)
         self.state = self.method.step(t, self.cohort, self.state, self.peers)
         self.quarantined += self.cohort.round.quarantined
+        if attack is not None:
+            attack.end(t, self.cohort.round.edges, self.peers.exchange)
+            self.quarantined += attack.refused & ~self.cohort.round.quarantined
         self.mixed.append((t, self.cohort.round.edges))
 
     def edges(self) -> list[tuple[int, Edges]]:
@@ -90,6 +107,9 @@ class Shard:
         before = self.cohort.round.before_mixing
         neighbors = getattr(self.state, "neighbors", None)
         clusters = getattr(self.state, "clusters", None)
+        proxy = judging.proxy_accuracy(self.cohort)
+        account = self.cohort.account
+        figures = {} if account is None else {name: column.numpy() for name, column in account.figures().items()}
         return Results(
             accuracy=scores.accuracy.cpu().numpy(),
             loss=scores.loss.cpu().numpy(),
@@ -98,7 +118,9 @@ class Shard:
             clusters=None if clusters is None else clusters.cpu().numpy(),
             quarantined=self.quarantined.cpu().numpy(),
             global_accuracy=None if scores.common is None else scores.common.cpu().numpy(),
+            proxy_accuracy=None if proxy is None else proxy.cpu().numpy(),
             **dict(zip(LEDGER, self.peers.ledger.cpu().numpy())),
+            **figures,
         )
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -108,6 +130,10 @@ class Shard:
             "quarantined": self.quarantined,
             **{name: getattr(self.peers, name) for name in LEDGER},
         }
+        if self.peers.attack is not None:
+            tensors["turned"] = self.peers.attack.turned
+        if self.cohort.account is not None:
+            tensors["privacy"] = self.cohort.account.state()
         if self.state is not None:
             for field in dataclasses.fields(self.state):
                 place = "shared" if field.metadata.get("shared") else "state"
@@ -120,6 +146,10 @@ class Shard:
         self.cohort.weights = tensors["weights"].to(device)
         self.peers.ledger = torch.stack([tensors[name] for name in LEDGER]).to(device)
         self.quarantined = tensors["quarantined"].to(device, copy=True)
+        if self.cohort.account is not None:
+            self.cohort.account.restore(tensors["privacy"])
+        if self.peers.attack is not None:
+            self.peers.attack.turned = tensors["turned"].to(device)
         if self.state is not None:
             fields = {key.split("/")[1]: value.to(device) for key, value in tensors.items() if "/" in key}
             self.state = type(self.state)(**fields)
@@ -136,6 +166,8 @@ class Parts:
     cohort: dict[str, Any]  # training, seed, device, precision, chunk
     watching: Watching = dataclasses.field(default_factory=Watching)
     network: Network | None = None  # who can reach whom; None: everybody
+    rule: Rule | None = None  # how models are combined; None: the weighted mean
+    attack: Plan | None = None  # who lies, and how; None: nobody
 
     def shard(self, ids: Tensor, exchange: Exchange) -> Shard:
         """The shard that hosts the clients `ids`."""
@@ -145,6 +177,11 @@ class Parts:
         )
         reach = None if self.network is None else self.network.reach(cohort.ids)
         peers = Peers(self.federation.clients, cohort, exchange, self.faults, reach)
+        if self.rule is not None:
+            combiner = Combiner(self.rule, cohort)
+            cohort.combine, peers.combine = combiner.peers, combiner.server
+        if self.attack is not None:
+            peers.attack = Attack(self.attack, cohort.ids, cohort.layout.size)
         return Shard(cohort, peers, self.method, self.watching)
 
 
@@ -183,6 +220,27 @@ class ShardedEngine:
 
 
 Engine = InProcessEngine | ShardedEngine
+
+
+def accounts(engine: Engine) -> list[Account]:
+    """What each shard's clients have released of their data; [] if the method is not private."""
+    return [shard.cohort.account for shard in engine.shards if shard.cohort.account is not None]
+
+
+@contextmanager
+def accounted(engine: Engine, path: Path, about: str) -> Iterator[None]:
+    """While a private method runs, every charge is written into a file before anything is released.
+
+    about: the data, which a file that exists has to agree with.
+    """
+    found = accounts(engine)
+    if found:
+        found[0].keep(path, about, found)
+    try:
+        yield
+    finally:
+        for account in found:
+            account.close()
 
 
 def edges(engine: Engine) -> list[tuple[int, Edges]]:

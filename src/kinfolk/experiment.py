@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk import engines, metrics, models, records
+from kinfolk import engines, metrics, models, records, threats
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.watch import Watching
@@ -29,8 +26,11 @@ from kinfolk.models import Factory
 from kinfolk.peers.reach import Network
 from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder, free_path
+from kinfolk.stopping import interruptible
+from kinfolk.warmup import WarmUp
 
 CHECKPOINT_SECONDS = 30.0  # between checkpoints when no number of rounds is given
+PRIVACY = "privacy.jsonl"  # what private clients have released
 FETCH_ROUNDS = 16  # rounds between fetching who mixed with whom from the device
 
 
@@ -113,7 +113,8 @@ def run(
     with RunFolder.create(path, config.sections(), facts) as folder:
         if parts.network is not None:
             folder.keep(parts.network.files())
-        return _rounds(config, engine, folder, 0, 0.0, observer)
+        with engines.accounted(engine, folder.path / PRIVACY, config.about()):
+            return _rounds(config, engine, folder, 0, 0.0, observer)
 
 
 def resume(
@@ -148,18 +149,27 @@ def resume(
         where = find_device(device or config.run.device)
         parts, config = _prepare(config, where, data, model, observer, opened.path)
         engine = _engine(parts, config)
-        done, seconds = 0, 0.0
-        if checkpoint.rounds(opened.checkpoints):
-            saved = checkpoint.load(opened.checkpoints, expect={"config": config.identity()})
-            for notice in saved.notices:
-                observer.notice(notice)
-            engines.restore(engine, saved.tensors)
-            for shard in engine.shards:  # there may be nothing left to do but to test
-                shard.cohort.begin(t=saved.round)
-                shard.cohort.personal = getattr(shard.state, "personal", None)
-            done, seconds = saved.round, float(saved.facts["seconds"])
-        opened.rewind(done)
-        return _rounds(config, engine, opened, done, seconds, observer)
+        with engines.accounted(engine, opened.path / PRIVACY, config.about()):
+            return _go_on(config, engine, opened, observer)
+
+
+def _go_on(config: Config, engine: engines.Engine, opened: RunFolder, observer: Observer) -> Result:
+    """The rounds after the last checkpoint."""
+    done, seconds = 0, 0.0
+    if checkpoint.rounds(opened.checkpoints):
+        saved = checkpoint.load(opened.checkpoints, expect={"config": config.identity()})
+        for notice in saved.notices:
+            observer.notice(notice)
+        engines.restore(engine, saved.tensors)
+        for shard in engine.shards:  # there may be nothing left to do but to test
+            shard.cohort.begin(t=saved.round)
+            shard.cohort.personal = getattr(shard.state, "personal", None)
+        done, seconds = saved.round, float(saved.facts["seconds"])
+    accounts = engines.accounts(engine)
+    for account in accounts if done < config.run.rounds else ():
+        account.refuse(done + 1, accounts)
+    opened.rewind(done)
+    return _rounds(config, engine, opened, done, seconds, observer)
 
 
 def read_result(path: Path) -> Result:
@@ -232,6 +242,8 @@ def _prepare(
     config, notices = clip(config, federation.clients)
     network, more = _network(config, federation.clients, kept)
     notices += more
+    federation, rule, attack, more = threats.prepare(config, federation)
+    notices += more
     if hasattr(config.method, "notices"):
         notices += config.method.notices()
     for notice in notices:
@@ -255,7 +267,9 @@ def _prepare(
     }
     watching = Watching(tuple(config.run.watch), tuple(config.run.watch_rounds), config.run.watch_all)
     watching.check(federation.clients)
-    return engines.Parts(federation, build, config.method, config.faults, settings, watching, network), config
+    method, faults = config.method, config.faults
+    parts = engines.Parts(federation, build, method, faults, settings, watching, network, rule, attack)
+    return parts, config
 
 
 def _network(config: Config, n: int, kept: Path | None) -> tuple[Network | None, list[str]]:
@@ -299,8 +313,8 @@ def _rounds(
     known = records.Truth.of(engine)
     begin = time.perf_counter() - seconds
     saved_at, saved = time.perf_counter(), done
-    warm_up = _WarmUp(engine.shards[0].cohort.device, done)
-    with _interruptible(observer) as stop:
+    warm_up = WarmUp(engine.shards[0].cohort.device, done)
+    with interruptible(observer.notice) as stop:
         for t in range(done + 1, total + 1):
             evaluate = t % config.run.evaluate_every == 0 or t in (1, total)
             engine.step(t, evaluate)
@@ -314,6 +328,7 @@ def _rounds(
             if evaluate:
                 results = engines.results(engine)
                 row = records.measure(t, results, edges, known, config.method, time.perf_counter() - begin)
+                row |= records.promised(engine)
                 folder.append_metrics(row)
             observer.round(t, row)
             due = time.perf_counter() - saved_at > CHECKPOINT_SECONDS
@@ -329,37 +344,13 @@ def _rounds(
     final = engines.results(engine)
     folder.write_clients(records.clients(final, known, engine))
     history = folder.metrics()
-    folder.finish({**records.summary(history, config), "warm_up_seconds": warm_up.seconds(total)})
+    promise = records.privacy(engine)
+    if promise:
+        observer.notice(promise["privacy"]["statement"])
+    folder.finish({**records.summary(history, config), **promise, "warm_up_seconds": warm_up.seconds(total)})
     result = read_result(folder.path)
     observer.finished(result)
     return result
-
-
-class _WarmUp:
-    """How much longer than others the first rounds of a process take, in which a GPU's programs are made ready."""
-
-    ROUNDS = 2  # the first run and the recording
-
-    def __init__(self, device: torch.device, done: int) -> None:
-        self.device, self.first = device, done
-        self.begin = time.perf_counter()
-        self.first_rounds = 0.0
-
-    def over(self, t: int) -> bool:
-        """Whether round t, just done, was the last of them."""
-        if self.device.type != "cuda" or t != self.first + self.ROUNDS:
-            return False
-        torch.cuda.synchronize(self.device)
-        self.first_rounds = time.perf_counter() - self.begin
-        return True
-
-    def seconds(self, total: int) -> float | None:
-        """None on a CPU, or if there were too few rounds to compare with."""
-        others = total - self.first - self.ROUNDS
-        if not self.first_rounds or others < 1:
-            return None
-        each = (time.perf_counter() - self.begin - self.first_rounds) / others
-        return round(max(0.0, self.first_rounds - self.ROUNDS * each), 3)
 
 
 def _fetch_edges(folder: RunFolder, engine: engines.Engine) -> metrics.Edges:
@@ -375,24 +366,3 @@ def _save(folder: RunFolder, config: Config, t: int, engine: engines.Engine, sec
     folder.graph.flush()
     facts = {"config": config.identity(), "seconds": seconds}
     checkpoint.save(folder.checkpoints, t, engines.snapshot(engine), facts)
-
-
-@contextmanager
-def _interruptible(observer: Observer) -> Iterator[threading.Event]:
-    """Ctrl-C finishes the round and saves it; a second one stops at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def on_signal(number: int, frame: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        observer.notice("stopping after this round (press Ctrl-C again to stop at once)")
-
-    before = signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)  # None: not set from Python

@@ -56,6 +56,10 @@ def _nominal(key: str) -> Callable[[Result], float | None]:
 MEASURES = {
     "accuracy": Measure("accuracy, %", _number("accuracy", 100)),
     "accuracy_client0": Measure("accuracy of client 0, %", _number("accuracy_client0", 100)),
+    "proxy_accuracy": Measure("accuracy of the proxies, %", _number("proxy_accuracy", 100)),
+    "epsilon": Measure("epsilon, accounted", _number("epsilon"), 3),
+    "group_purity": Measure("pairs of a group with the same main label, %", _number("group_purity", 100)),
+    "group_purity_chance": Measure("the same by chance, %", _number("group_purity_chance", 100)),
     "best_accuracy": Measure("accuracy in the best round, %", _number("best_accuracy", 100)),
     "global_accuracy": Measure("accuracy on the common test set, %", _number("global_accuracy", 100)),
     "best_global_accuracy": Measure("best accuracy on the common test set, %", _number("best_global_accuracy", 100)),

@@ -53,8 +53,8 @@ def spread(accuracy: np.ndarray) -> dict[str, float]:
     return {"accuracy": float(known.mean()), "std": float(known.std()), "worst10": float(worst.mean())}
 
 
-def matching(edges: Edges, clusters: np.ndarray) -> dict[str, float]:
-    """Precision and recall of the neighbors found, mean over clients and for client 0.
+def matching(edges: Edges, clusters: np.ndarray, who: np.ndarray | None = None) -> dict[str, float]:
+    """Precision and recall of the neighbors found, mean over clients (of those in who [n] bool) and for client 0.
 
     precision_i = kin among i's neighbors / i's neighbors (undefined without neighbors, left out of the mean);
     recall_i = kin among i's neighbors / i's kin (0 without neighbors; undefined without kin).
@@ -66,6 +66,8 @@ def matching(edges: Edges, clusters: np.ndarray) -> dict[str, float]:
     possible = np.bincount(clusters, minlength=clusters.max() + 1)[clusters] - 1
     precision = np.divide(kin, found, out=np.full(n, np.nan), where=found > 0)
     recall = np.divide(kin, possible, out=np.full(n, np.nan), where=possible > 0)
+    if who is not None:
+        precision, recall = (np.where(who, values, np.nan) for values in (precision, recall))
     return {
         "neighbor_precision": _mean(precision),
         "neighbor_recall": _mean(recall),
@@ -92,16 +94,21 @@ def all_overlaps(labels: np.ndarray) -> np.ndarray | None:
     return np.concatenate([np.minimum(block[:, None], labels).sum(axis=2) for block in blocks])
 
 
-def choice(edges: Edges, labels: np.ndarray, overlap: np.ndarray | None = None) -> dict[str, float]:
+def choice(
+    edges: Edges, labels: np.ndarray, overlap: np.ndarray | None = None, who: np.ndarray | None = None
+) -> dict[str, float]:
     """How many peers a client has, mean over clients, and how much their labels overlap with its own.
 
     labels: [n, C] shares of a client's training samples; the overlap of two clients is what `overlaps` says, mean over
-    a client's peers, then over the clients that have any. overlap: [n, n], if that of all pairs is known already.
+    a client's peers, then over the clients that have any. overlap: [n, n], if that of all pairs is known already. who:
+    [n] bool, the only clients that count.
     """
     n = labels.shape[0]
     client, neighbor = edges.pairs
+    if who is not None:
+        client, neighbor = client[who[client]], neighbor[who[client]]
     found = np.bincount(client, minlength=n)
-    row = {"neighbors": float(found.mean())}
+    row = {"neighbors": float((found if who is None else found[who]).mean())}
     if np.ptp(labels, axis=0).max(initial=0.0) > 1e-9:  # else everybody overlaps wholly with everybody
         common = overlaps(labels, client, neighbor) if overlap is None else overlap[client, neighbor]
         sums = np.bincount(client, weights=common, minlength=n)
@@ -109,11 +116,36 @@ def choice(edges: Edges, labels: np.ndarray, overlap: np.ndarray | None = None) 
     return row
 
 
+def lied_to(edges: Edges, attackers: np.ndarray) -> float:
+    """Share of the peers of honest clients that are attackers [n] bool."""
+    client, neighbor = edges.pairs
+    honest = ~attackers[client]
+    return float(attackers[neighbor[honest]].mean()) if honest.any() else float("nan")
+
+
 def cluster_ari(found: np.ndarray, true: np.ndarray) -> float:
     """Adjusted Rand index of the clusters found [n] against the true ones [n]: 1 the same, about 0 by chance."""
     from sklearn.metrics import adjusted_rand_score  # slow to import, and few runs need it
 
     return float(adjusted_rand_score(true, found))
+
+
+def grouping(groups: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Of groups [n] (-1: none) and shares of labels [n, C]: how alike the clients of a group are, over pairs.
+
+    purity: share of the pairs within groups that have the same main label, and what chance would give; distance: of
+    their labels, Σ |a - b|. NaN without a pair.
+    """
+    client, other = np.triu_indices(groups.size, 1)
+    inside = (groups[client] == groups[other]) & (groups[client] >= 0)
+    main = labels.argmax(axis=1)
+    same = main[client] == main[other]
+    apart = 2 - 2 * overlaps(labels, client[inside], other[inside])
+    return {
+        "group_purity": _mean(same[inside].astype(float)),
+        "group_purity_chance": _mean(same.astype(float)),
+        "group_label_distance": _mean(apart),
+    }
 
 
 def helped_and_hurt(accuracy: np.ndarray, local: np.ndarray, test_sizes: np.ndarray) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ class Truth:
 
     clusters: np.ndarray | None  # [n] true clusters
     labels: np.ndarray  # [n, C] shares of each label among a client's training samples
+    attackers: np.ndarray | None = None  # [n] bool, if there are any: they count in no mean
 
     @classmethod
     def of(cls, engine: engines.Engine) -> Truth:
@@ -28,7 +29,14 @@ class Truth:
         parts = [shard.cohort.data for shard in engine.shards]
         counts = np.concatenate([_label_counts(part) for part in parts])
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        return cls(None if clusters is None else clusters.cpu().numpy(), shares)
+        attack = engine.shards[0].peers.attack
+        attackers = None if attack is None else attack.attackers.cpu().numpy()
+        return cls(None if clusters is None else clusters.cpu().numpy(), shares, attackers)
+
+    @property
+    def honest(self) -> np.ndarray | None:
+        """[n] bool; None if all are."""
+        return None if self.attackers is None else ~self.attackers
 
     @cached_property
     def overlap(self) -> np.ndarray | None:
@@ -48,29 +56,63 @@ def measure(
     t: int, results: engines.Results, edges: metrics.Edges, truth: Truth, method: Any, seconds: float
 ) -> dict[str, Any]:
     """A row of metrics after round t; `seconds` since the start of the run."""
-    clusters = truth.clusters
+    clusters, honest = truth.clusters, truth.honest
+    results = _without(results, truth.attackers)
     row: dict[str, Any] = {"round": t, **metrics.spread(results.accuracy)}
     row["accuracy_client0"] = float(results.accuracy[0])
     row["before_mixing"] = metrics.spread(results.before_mixing)["accuracy"]
     row["loss"] = float(np.nanmean(results.loss)) if np.isfinite(results.loss).any() else math.nan
     if results.global_accuracy is not None:
         row["global_accuracy"] = metrics.spread(results.global_accuracy)["accuracy"]
+    if results.proxy_accuracy is not None:
+        row["proxy_accuracy"] = metrics.spread(results.proxy_accuracy)["accuracy"]
     if results.neighbors is not None:
         edges = metrics.Edges.of_lists(results.neighbors)
     if clusters is not None and edges.client.size:
-        row |= metrics.matching(edges, clusters)
+        row |= metrics.matching(edges, clusters, honest)
     if edges.client.size:
-        row |= metrics.choice(edges, truth.labels, truth.overlap)
+        row |= metrics.choice(edges, truth.labels, truth.overlap, honest)
+        if truth.attackers is not None:
+            row["attacking_neighbors"] = metrics.lied_to(edges, truth.attackers)
     if clusters is not None and results.clusters is not None:
-        row["ari"] = metrics.cluster_ari(results.clusters, clusters)
+        known = slice(None) if honest is None else honest
+        row["ari"] = metrics.cluster_ari(results.clusters[known], clusters[known])
+    if getattr(method, "forms_groups", False) and results.clusters is not None and results.clusters.size <= metrics.FEW:
+        row |= metrics.grouping(results.clusters, truth.labels)
     row["models_received"] = int(results.models_received.sum())
     row["vectors_received"] = int(results.vectors_received.sum())
     row["bytes_received"] = int(results.bytes_received.sum())
     row["peak_received"] = int(results.peak_received.max())
     row |= nominal(method, t, results.accuracy.size)
     row["quarantined"] = int(results.quarantined.sum())
+    if results.epsilon is not None:
+        row["epsilon"] = float(results.epsilon.max())
     row["seconds"] = round(seconds, 3)
     return row
+
+
+def promised(engine: engines.Engine) -> dict[str, str]:
+    """What `privacy` says as a line, for a row of metrics."""
+    return {name: promise["statement"] for name, promise in privacy(engine).items()}
+
+
+def _without(results: engines.Results, attackers: np.ndarray | None) -> engines.Results:
+    """The results with nothing known of how attackers' own models do."""
+    if attackers is None:
+        return results
+    names = ("accuracy", "loss", "before_mixing", "global_accuracy", "proxy_accuracy")
+    columns = {name: getattr(results, name) for name in names}
+    known = {name: np.where(attackers, np.nan, values) for name, values in columns.items() if values is not None}
+    return replace(results, **known)
+
+
+def privacy(engine: engines.Engine) -> dict[str, Any]:
+    """What is promised to the client that has spent most, in full and as a line; {} if the method is not private."""
+    promises = [account.guarantee() for account in engines.accounts(engine)]
+    if not promises:
+        return {}
+    worst = max(promises, key=lambda promise: float(promise.epsilon))
+    return {"privacy": {**worst.as_dict(), "statement": str(worst)}}
 
 
 def nominal(method: Any, rounds: int, n: int) -> dict[str, int | None]:
@@ -91,6 +133,7 @@ def clients(results: engines.Results, truth: Truth, engine: engines.Engine) -> l
         {
             "client": i,
             "cluster": None if clusters is None else int(clusters[i]),
+            **({} if truth.attackers is None else {"attacker": bool(truth.attackers[i])}),
             "train_samples": int(train[i]),
             "test_samples": int(test[i]),
             "accuracy": float(results.accuracy[i]),
@@ -100,9 +143,21 @@ def clients(results: engines.Results, truth: Truth, engine: engines.Engine) -> l
             "bytes_received": int(results.bytes_received[i]),
             "quarantined": int(results.quarantined[i]),
             **({} if everywhere is None else {"global_accuracy": float(everywhere[i])}),
+            **_private(results, i),
         }
         for i in range(results.accuracy.size)
     ]
+
+
+def _private(results: engines.Results, i: int) -> dict[str, Any]:
+    """What is known of client i where a method is private."""
+    row: dict[str, Any] = {}
+    if results.proxy_accuracy is not None:
+        row["proxy_accuracy"] = float(results.proxy_accuracy[i])
+    if results.epsilon is not None and results.delta is not None and results.releases is not None:
+        row |= {"epsilon": float(results.epsilon[i]), "delta": float(results.delta[i])}
+        row["releases"] = int(results.releases[i])
+    return row
 
 
 def summary(history: list[dict[str, Any]], config: Config) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from torch import nn
 
 from conftest import make_cohort, make_federation, tiny_experiment, train_plainly
 from kinfolk import UserError
+from kinfolk.cohort.layout import Layout
 from kinfolk.config import read
-from kinfolk.models import NETS, make
+from kinfolk.models import NETS, find, make
 from kinfolk.models.stack import Stack, stack_of
+from kinfolk.privacy.clipping import Layered, clipping_for
 
 SHAPES = {
     "linear": [(784,), (1, 28, 28)],
@@ -84,3 +86,25 @@ def test_options_of_a_net_are_settings() -> None:
     assert config.model_options == {"hidden": 30, "padding": 2}
     with pytest.raises(UserError, match=r"unknown key 'model\.hidden'"):
         read(tiny_experiment(), ["model.name=cnn2", "model.hidden=3"])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "weights"),
+    [
+        ("cnn-scattering", (243, 8, 8), 187_210),
+        ("cnn-scattering", (81, 7, 7), 33_066),
+        ("cnn-tanh", (3, 32, 32), 550_570),
+        ("cnn-tanh", (1, 8, 8), 304_234),
+    ],
+)
+def test_the_nets_of_p4(name: str, shape: tuple[int, ...], weights: int) -> None:
+    net = find(name)(shape, 10)
+    assert sum(p.numel() for p in net.parameters()) == weights
+    assert net(torch.zeros(2, *shape)).shape == (2, 10)
+    assert isinstance(clipping_for(net, Layout.of(net), shape), Layered)
+
+
+def test_features_that_are_too_small_for_the_nets_of_p4_are_refused() -> None:
+    for name in ("cnn-scattering", "cnn-tanh"):
+        with pytest.raises(UserError, match=name):
+            find(name)((3, 3, 3), 10)

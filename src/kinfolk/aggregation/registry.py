@@ -1,4 +1,4 @@
-"""Rules by name, as `[aggregation] rule = "krum"` will call them."""
+"""Rules by name, as `[aggregation] rule = "krum"` calls them."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kinfolk import randomness
 from kinfolk.cohort import augment, judging
+from kinfolk.cohort.account import Account
 from kinfolk.cohort.evaluation import Scores
 from kinfolk.cohort.layout import Division, Layout
 from kinfolk.cohort.mixing import mix
@@ -24,9 +25,9 @@ from kinfolk.cohort.program import program_for, rounding
 from kinfolk.cohort.replay import Replay
 from kinfolk.cohort.room import CACHE, Room
 from kinfolk.cohort.steer import Steer
-from kinfolk.cohort.training import Plan, Training, alike, local_steps, plan, rates, train_chunk
+from kinfolk.cohort.training import Plan, Training, alike, all_finite, local_steps, plan, rates, train_chunk
 from kinfolk.cohort.watch import Measure, Watch
-from kinfolk.cohort.workers import side_by_side
+from kinfolk.cohort.workers import side_by_side, span_of
 from kinfolk.data.federation import Federation, Part
 from kinfolk.models.vectorise import activations
 from kinfolk.peers.base import Pool
@@ -34,6 +35,8 @@ from kinfolk.peers.base import Pool
 SHORT = 5000  # rounds times clients below which compiling for a GPU takes longer than it saves
 
 Mixed = tuple[Tensor, Tensor, Tensor]  # ids [m], neighbors [m, k], shares [m, k]: what one mixing did
+# pool, ids [m, k], coefficients, own, part, all as in `mix`: the new models [m, d] and the shares [m, k]
+Combine = Callable[[Pool, Tensor, Tensor | None, Tensor | float, slice | None], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Round:
     t: int
     absent: Tensor  # [m] bool: not there this round (churn): neither trains nor talks
     quarantined: Tensor  # [m] bool: training gave NaN or infinity; restored, and nobody may use it
+    withheld: Tensor | None = None  # [m] bool: has no privacy budget left to send anything
     everybody: bool = True  # nobody is absent
     evaluate: bool = False  # measure before mixing too
     before_mixing: Tensor | None = None  # [m] accuracy after training, before mixing
@@ -94,15 +98,18 @@ class Cohort:
         self.weights = self.initial.expand(len(self), -1).clone()
         self.personal: Tensor | None = None  # [m, d] what each client uses and is tested with, if not `weights`
         self.mixture: judging.Mixture | None = None  # models of others that each uses beside it, and is tested with
+        self.combine: Combine | None = None  # in place of the weighted mean
         self.tuning = 0  # epochs of training on a copy before a test
         self.noise: Noise | None = None  # on the gradients of all training
+        self.account: Account | None = None  # of what leaves the clients, if the method is private
+        self.proxies = False  # `weights` are proxies of what the clients use, and tested beside it
         self.validation: Part | None = None  # set aside by a method of what to train on; x as the program reads it
         self.chunk = chunk
         inputs = self.data.train.x[:1].numel() * (1 if training.augment is None else 3)  # moved ones lie beside
         put_out = activations(self.model, self.data.input_shape, self.data.classes, self.dtype)
         kept = inputs + 3 * (self.program.outputs or put_out)
         self.room = Room(self.device, self.program.concurrent, self.layout.size, kept, self.weights.element_size())
-        self.train_x, self._test_x = (self.program.samples(part.x) for part in (self.data.train, self.data.test))
+        self.train_x, self.test_x = (self.program.samples(part.x) for part in (self.data.train, self.data.test))
         self._common_x = None if self.data.common is None else self.program.samples(self.data.common.x)
         self._replay = Replay() if self.device.type == "cuda" else None
         self.begin()
@@ -136,11 +143,12 @@ class Cohort:
         """Start round t: who is absent, whether to measure before mixing, and where to note what is seen."""
         nobody = torch.zeros(len(self), dtype=torch.bool, device=self.device)
         away = nobody if absent is None else absent.to(self.device)
-        self.round = Round(t, away, nobody.clone(), absent is None, evaluate, watch=watch)
+        self.round = Round(t, away, nobody.clone(), everybody=absent is None, evaluate=evaluate, watch=watch)
 
     def silent(self) -> Tensor:
         """[m] Clients that offer nothing to their peers this round."""
-        return self.round.absent | self.round.quarantined
+        silent = self.round.absent | self.round.quarantined
+        return silent if self.round.withheld is None else silent | self.round.withheld
 
     def trouble(self) -> str | None:
         """Why the local steps are launched one by one on a GPU instead of being replayed, if they are."""
@@ -204,13 +212,13 @@ class Cohort:
         def work(rows: Tensor) -> None:
             here = rows.to(self.device)
             batches = plan(self.seed, t, self.ids[here], data.starts[here], data.sizes[rows], settings, purpose)
-            span = _span(rows)
+            span = span_of(rows)
             block = after[here] if span is None else after[span]  # a copy, or the place itself
             beside = [] if steer is None else [tensor[here] for tensor in steer.beside]
             with self.room.threads(rows.numel() * settings.batch_size), rounding(self.device, self.precision):
                 lengths = rates(batches, settings.rate(t), self.dtype)
                 mean = self._steps(block, batches, lengths, settings, part, steer, beside)
-            finite = _all_finite(block) & torch.isfinite(mean)
+            finite = all_finite(block) & torch.isfinite(mean)
             if self.device.type == "cuda" or not bool(finite.all()):  # asking a GPU would make it wait
                 before = models[here] if span is None else models[span]
                 block.copy_(torch.where(finite[:, None], block, before))
@@ -271,7 +279,7 @@ class Cohort:
             models, _ = self.trained(models, now.t, epochs=self.tuning, purpose="tuning")
             self.round = now
         score = partial(judging.score, self, models, rows, mixture=self.mixture)
-        scores = score(rows, self.data.test, self._test_x)
+        scores = score(rows, self.data.test, self.test_x)
         if self.data.common is None or not common:
             return scores
         return replace(scores, common=score(torch.zeros_like(rows), self.data.common, self._common_x).accuracy)
@@ -349,7 +357,10 @@ class Cohort:
         the graph of who mixed with whom, for methods in which nobody chose anybody. part: the only columns that change.
         """
         before, rows = self.weights, pool.rows(ids)
-        self.weights, shares = mix(before, pool["weights"], rows, coefficients, own, self.round.absent, CACHE)
+        if self.combine is not None:
+            self.weights, shares = self.combine(pool, ids, coefficients, own, part)
+        else:
+            self.weights, shares = mix(before, pool["weights"], rows, coefficients, own, self.round.absent, CACHE)
         if part is not None:
             kept = torch.ones(self.layout.size, dtype=torch.bool, device=self.device)
             kept[part] = False
@@ -366,21 +377,6 @@ class Cohort:
 
 def _tuple(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
-
-
-def _span(rows: Tensor) -> slice | None:
-    """The rows as a slice, if they follow one another."""
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == rows.numel() and bool((rows[1:] > rows[:-1]).all()):
-        return slice(first, last + 1)
-    return None
-
-
-def _all_finite(block: Tensor) -> Tensor:
-    """[m] whether a row holds neither NaN nor infinity."""
-    if block.is_cuda:
-        return torch.isfinite(torch.linalg.vector_norm(block, torch.inf, dim=1))
-    return torch.isfinite(block.amax(dim=1)) & torch.isfinite(block.amin(dim=1))  # eleven times faster there
 
 
 def initial_model(make: Callable[[], nn.Module], seed: int) -> nn.Module:

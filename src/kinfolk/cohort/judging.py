@@ -173,6 +173,14 @@ def score(
     return Scores(torch.cat([p.loss for p in pieces]), torch.cat([p.accuracy for p in pieces]))
 
 
+def proxy_accuracy(cohort: Cohort) -> Tensor | None:
+    """[m] accuracy of the clients' proxies on their own test sets, where a method has any."""
+    if not cohort.proxies:
+        return None
+    rows = torch.arange(len(cohort))
+    return score(cohort, cohort.weights, rows, rows, cohort.data.test, cohort.test_x).accuracy
+
+
 def _composed(cohort: Cohort, weights: Tensor, models: Tensor, clients: Tensor, head: slice | None) -> Tensor:
     """The models [p, d], with the clients' own parameters in the columns of the head."""
     block = weights[models.to(weights.device)]

@@ -49,6 +49,11 @@ def blend(weights: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: T
         return fused(weights, theirs, rows, shares, mine)
     mixed = torch.empty_like(weights)
     gaps = bool((rows < 0).any())
+    if gaps and not weights.is_cuda and 2 * int((some := (rows >= 0).any(dim=1)).sum()) < rows.shape[0]:
+        torch.mul(weights, mine[:, None], out=mixed)
+        if bool(some.any()):  # most have nothing to mix: only for the others is a look at every column worth it
+            mixed[some] = blend(weights[some], theirs, rows[some], shares[some], mine[some], room)
+        return mixed
     size = max(1, room // (16 * weights.shape[1] * mixed.element_size())) if not weights.is_cuda else 2**10
     columns = rows.shape[1] if theirs.shape[0] else 0
     for first in range(0, weights.shape[0], size):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,3 +29,11 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], workers:
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)  # a thread's number is its own, but threads to come inherit the last one set
+
+
+def span_of(rows: Tensor) -> slice | None:
+    """The rows as a slice, if they follow one another."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == rows.numel() and bool((rows[1:] > rows[:-1]).all()):
+        return slice(first, last + 1)
+    return None

@@ -52,6 +52,7 @@ class Federation:
     name: str = "custom"
     notes: list[str] = field(default_factory=list)
     common: Part | None = None  # test samples for everybody, as if one client held them
+    gaps: tuple[str, ...] = ()  # what of the samples' making differential privacy does not cover
 
     @property
     def clients(self) -> int:

@@ -40,7 +40,8 @@ def per_client(federation: Federation, epsilon: float = EPSILON) -> Federation:
         owner = _owner(part)
         return _mapped(part, lambda x, rows: x.sub(_spread(mean, owner[rows])).mul_(_spread(factor, owner[rows])))
 
-    return replace(federation, train=scaled(federation.train), test=scaled(federation.test))
+    gaps = (*federation.gaps, "the scale of inputs, from each client's own records without noise")
+    return replace(federation, train=scaled(federation.train), test=scaled(federation.test), gaps=gaps)
 
 
 def grouped(federation: Federation, groups: int = GROUPS, epsilon: float = EPSILON) -> Federation:

@@ -16,8 +16,10 @@ from kinfolk.methods import (
     ifca,
     local,
     oracle,
+    p4,
     panm,
     pens,
+    proxyfl,
     random,
 )
 from kinfolk.methods.registry import Method, find, names, register, shared, summary
@@ -41,8 +43,10 @@ __all__ = [
     "local",
     "names",
     "oracle",
+    "p4",
     "panm",
     "pens",
+    "proxyfl",
     "random",
     "register",
     "shared",

@@ -65,3 +65,5 @@ class AFIND(Taste):
 @dataclass(frozen=True)
 class AFINDPlus(AFIND, Contribution):
     """AFIND in which friends count by their contribution: the lower the loss, the more of a model is taken over."""
+
+    weighs = True

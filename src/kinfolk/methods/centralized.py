@@ -19,6 +19,7 @@ class Centralized:
     """
 
     server = True
+    averages = False
 
     def arrange(self, federation: Federation) -> Federation:
         """The data as this method is allowed to see them: all in one place."""

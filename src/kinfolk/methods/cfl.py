@@ -71,7 +71,9 @@ class CFL:
         cohort.adopt(before)
         cohort.train(t)
         sizes = cohort.data.train.sizes.to(cohort.device)
-        ids, updates, facts = peers.gather(t, cohort.weights - before, sizes=sizes, clusters=state.clusters)
+        change = cohort.weights - before
+        nothing = torch.zeros_like(change)
+        ids, updates, facts = peers.gather(t, change, nothing, sizes=sizes, clusters=state.clusters)
         updates, groups = updates.to(torch.float64), facts["clusters"].clone()  # [p, d], [p]: the same on every shard
         scale = state.scale
         if bool(scale.isnan()) and ids.numel():
@@ -87,11 +89,17 @@ class CFL:
                     models.append(models[number])
         for number, model in enumerate(models):
             members = groups == number
-            models[number] = model + _mean(updates[members], facts["sizes"][members]).to(model.dtype)
+            models[number] = model + self._moved(updates[members], facts["sizes"][members], peers).to(model.dtype)
 
         state = State(look_up(cohort.ids, ids, groups, state.clusters), torch.stack(models), scale)
         cohort.adopt(state.models[state.clusters])
         return state
+
+    def _moved(self, updates: Tensor, sizes: Tensor, peers: Peers) -> Tensor:
+        """[d] by how much a cluster with these updates [p, d] moves."""
+        if peers.combine is None:
+            return _mean(updates, sizes)
+        return peers.combine(updates.new_zeros(updates.shape[1]), updates, sizes)
 
     def split(self, updates: Tensor, sizes: Tensor, scale: float) -> Tensor | None:
         """[p] bool: who leaves the cluster with these updates [p, d]; None if it stays together."""

@@ -69,6 +69,7 @@ class DisPFL:
     )
     regrow: Literal["gradient", "random"] = setting("gradient", "which weights to take up: of steepest loss, or any")
     longest: float = setting(10.0, "length to which gradients are cut", gt=0)
+    only_mean = "averages each weight with those who hold it"
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula; a model counts whole."""

@@ -84,7 +84,7 @@ class Ditto:
         active = FedAvg(self.participation).participants(t, cohort, peers)
         personal = self._train(t, cohort, state, active)
         sizes = torch.where(active, cohort.data.train.sizes.to(cohort.device), 0)
-        mean = peers.mean(t, cohort.weights, sizes)
+        mean = peers.mean(t, cohort.weights, sizes, before=state.model)
         model = torch.where(torch.isfinite(mean).all(), mean, state.model)
         cohort.adopt(model)
         memory = {name: getattr(state, name) for name in Memory.__dataclass_fields__}

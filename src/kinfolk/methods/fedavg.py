@@ -46,7 +46,7 @@ class FedAvg:
         chosen = self.participants(t, cohort, peers)
         cohort.train(t, active=chosen)
         weights = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
-        mean = peers.mean(t, cohort.weights, weights)
+        mean = peers.mean(t, cohort.weights, weights, before=state.model)
         model = torch.where(torch.isfinite(mean).all(), mean, state.model)
         cohort.adopt(model)
         return State(model)

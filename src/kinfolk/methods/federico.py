@@ -49,12 +49,18 @@ class FedeRiCo:
     memory: float = setting(0.6, "weight of a new loss in the running average (b)", gt=0, le=1)
     backbone: Kind | None = setting(None, HELP + "; none: alt, or full where the form is em")
     tune_epochs: int = setting(1, "epochs on the head alone (alt), or on the copy that is tested (ft)", ge=1)
+    weighs = True
 
     def __post_init__(self) -> None:
         if self.backbone is None:
             object.__setattr__(self, "backbone", "full" if self.form == "em" else "alt")
         if self.form == "em" and self.backbone != "full":
             raise UserError("form 'em' mixes what whole models predict: it needs backbone = 'full'")
+
+    @property
+    def only_mean(self) -> str | None:
+        """Why no other rule than the mean can take its place, if so."""
+        return "with form 'em' never averages models" if self.form == "em" else None
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""

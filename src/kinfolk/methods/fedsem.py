@@ -17,7 +17,7 @@ from kinfolk.errors import UserError
 from kinfolk.matching import cost
 from kinfolk.matching.lists import look_up
 from kinfolk.methods.registry import register, shared
-from kinfolk.peers.base import Peers
+from kinfolk.peers.base import Combine, Peers
 from kinfolk.settings import setting
 
 ITERATIONS = 10  # of assignment and mean in a round, if they do not settle before
@@ -56,28 +56,29 @@ class FedSEM:
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         begun = bool(len(state.centers))
         cohort.adopt(state.centers[state.clusters] if begun else cohort.initial)
+        before = cohort.weights
         cohort.train(t)
         sizes = cohort.data.train.sizes.to(cohort.device)
-        ids, trained, facts = peers.gather(t, cohort.weights, sizes=sizes)  # [p], [p, d]: the same on every shard
+        ids, trained, facts = peers.gather(t, cohort.weights, before, sizes=sizes)  # [p], [p, d]: same on all shards
         count = min(self.models, peers.n)
         if begun:
             centers = state.centers
         elif ids.numel() >= count:
             groups = _first_groups(trained, count, cohort.seed)
-            centers = _means(trained, facts["sizes"], groups, trained[:count])
+            centers = _means(trained, facts["sizes"], groups, trained[:count], peers.combine)
         else:
             cohort.adopt(cohort.initial)
             return state
-        groups, centers = settle(trained, facts["sizes"], centers)
+        groups, centers = settle(trained, facts["sizes"], centers, peers.combine)
         clusters = look_up(cohort.ids, ids, groups, state.clusters)
         cohort.adopt(centers[clusters])
         return State(clusters, centers)
 
 
-def settle(models: Tensor, sizes: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+def settle(models: Tensor, sizes: Tensor, centers: Tensor, combine: Combine | None = None) -> tuple[Tensor, Tensor]:
     """Join the nearest centre, move centres to the mean of their members, and again until nobody changes.
 
-    models: [p, d], sizes: [p], centers: [c, d] -> (the centre of each [p], centers [c, d]).
+    models: [p, d], sizes: [p], centers: [c, d] -> (the centre of each [p], centers [c, d]); combine: not the mean.
     """
     groups = torch.full_like(sizes, -1)
     for _ in range(ITERATIONS):
@@ -85,7 +86,7 @@ def settle(models: Tensor, sizes: Tensor, centers: Tensor) -> tuple[Tensor, Tens
         if torch.equal(nearer, groups):
             break
         groups = nearer
-        centers = _means(models, sizes, groups, centers)
+        centers = _means(models, sizes, groups, centers, combine)
     return groups, centers
 
 
@@ -103,11 +104,14 @@ def _nearest(models: Tensor, centers: Tensor) -> Tensor:
     return groups
 
 
-def _means(models: Tensor, sizes: Tensor, groups: Tensor, before: Tensor) -> Tensor:
+def _means(models: Tensor, sizes: Tensor, groups: Tensor, before: Tensor, combine: Combine | None = None) -> Tensor:
     """[c, d] Means of the groups, weighted by sizes; a centre without members (or samples) stays as `before`."""
     centers = []
     for number, center in enumerate(before):
         shares = torch.where(groups == number, sizes, 0).to(torch.float64)
+        if combine is not None:
+            centers.append(combine(center, models, shares))
+            continue
         total = shares.sum()
         mean = (shares / total.clamp(min=1)).to(models.dtype) @ models
         centers.append(torch.where(total > 0, mean, center))

@@ -47,6 +47,7 @@ class FedFOMO:
     explore: float = setting(0.5, "probability of looking at random peers, not at the most trusted", ge=0, le=1)
     explore_decay: float = setting(0.0, "taken off that probability after every round", ge=0, le=1)
     validation: float = setting(0.2, "share of the training samples that models are judged by", gt=0, lt=1)
+    weighs = True
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""

@@ -64,7 +64,7 @@ class IFCA:
         models = []
         for number, before in enumerate(state.models):
             weights = torch.where(state.clusters == number, sizes, 0)
-            mean = peers.mean(t, cohort.weights, weights, transfers=self.models + 1)
+            mean = peers.mean(t, cohort.weights, weights, self.models + 1, before)
             models.append(torch.where(torch.isfinite(mean).all(), mean, before))
         state = State(_choice(cohort, torch.stack(models), state.clusters), torch.stack(models))
         cohort.adopt(state.models[state.clusters])

@@ -13,6 +13,8 @@ from kinfolk.peers.base import Peers
 class Local:
     """Every client trains alone on its own data; nothing is exchanged."""
 
+    averages = False
+
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""
         return cost.nothing()

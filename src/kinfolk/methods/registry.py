@@ -25,6 +25,9 @@ class Method(Protocol):
     Optional: `arrange(federation)`, the data as the method may see them; `notices()`, what the user should know of the
     settings; `needs_clusters = True`; `server = True` if it works through a server that reaches everybody;
     `nominal(rounds, n)`, the `matching.cost.Cost` of so many rounds by a formula.
+
+    For `[aggregation]`: `averages = False` if it averages no models, `weighs = True` if it weighs them, `only_mean`, a
+    text that says why no other rule than the mean will do.
     """
 
     def start(self, cohort: Cohort) -> Any:

@@ -1,5 +1,5 @@
 """The papers' nets, and how to bring your own."""
 
-from kinfolk.models.nets import NETS, Factory, find, make
+from kinfolk.models.nets import DERIVED, NETS, Factory, find, make
 
-__all__ = ["NETS", "Factory", "find", "make"]
+__all__ = ["DERIVED", "NETS", "Factory", "find", "make"]

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from kinfolk.errors import UserError, nearest
+from kinfolk.models.tanh import cnn_scattering, cnn_tanh
 
 Factory = Callable[..., nn.Module]  # (input_shape, classes, **options) -> module
 
@@ -93,14 +94,16 @@ def _after_5x5(name: str, input_shape: tuple[int, ...], layers: int, padding: in
 
 
 NETS: dict[str, Factory] = {"linear": linear, "mlp": mlp, "cnn": cnn, "cnn4": cnn4, "cnn2": cnn2}
+DERIVED: dict[str, Factory] = {"cnn-scattering": cnn_scattering, "cnn-tanh": cnn_tanh}  # without passes of their own
 
 
 def find(name: str) -> Factory:
     """The factory called `name`: a shipped net or "package.module:factory"."""
     if ":" not in name:
-        if name not in NETS:
-            raise UserError(f"unknown model '{name}': {nearest(name, NETS)} (your own: \"package.module:factory\")")
-        return NETS[name]
+        known = NETS | DERIVED
+        if name not in known:
+            raise UserError(f"unknown model '{name}': {nearest(name, known)} (your own: \"package.module:factory\")")
+        return known[name]
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise UserError(f"model '{name}' must look like \"package.module:factory\"")

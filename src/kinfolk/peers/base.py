@@ -8,7 +8,7 @@ costs is the same everywhere and written here once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from kinfolk import randomness
 from kinfolk.kernels import dispatch
 from kinfolk.peers.faults import Faults
 from kinfolk.peers.reach import Alike, Everybody, Lists, Reach
+
+if TYPE_CHECKING:
+    from kinfolk.peers.attacks import Attack
 
 LEDGER = ("models_received", "vectors_received", "bytes_received", "peak_received")  # of Peers, kept over a resume
 
@@ -49,6 +52,8 @@ class Host(Protocol):
 
 # missing(ids [m, k]): which of these answers did not arrive, [m, k] bool, and which clients get none, [m] bool
 Missing = Callable[[Tensor], tuple[Tensor, Tensor]]
+# combine(before [d], models [p, d], weights [p]): what a server makes of models, before being its own so far: [d]
+Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Pool:
@@ -115,6 +120,8 @@ class Peers:
         self.exchange = exchange
         self.faults = faults or Faults()
         self.reach = reach
+        self.attack: Attack | None = None  # what the host's clients do to others, if some of them lie
+        self.combine: Combine | None = None  # in place of a server's mean
         self.ledger = torch.zeros(len(LEDGER), host.ids.numel(), dtype=torch.int64, device=host.ids.device)
         self._drawn_from: tuple[Tensor | None, Lists] | None = None  # labels, and the lists they give
         self._placed: tuple[Tensor, Tensor] | None = None  # ids last fetched, and the row of each client among them
@@ -170,8 +177,10 @@ class Peers:
 
         A published tensor must not be changed afterwards: it is the snapshot everybody reads.
         """
-        self._offered = tuple(tensors)
-        self.exchange.publish(t, torch.where(self.host.silent(), -1, self.host.ids), tensors)
+        for name, tensor in tensors.items():
+            if self.attack is not None and self.attack.falsifies(tensor):
+                tensors[name] = self.attack.lie(t, name, tensor, self._offering(), self.exchange)
+        self._offer(t, self._offering(), tensors)
 
     def pull(self, t: int, ids: Tensor, names: Sequence[str] = ("weights",), facts: bool = False) -> Pool:
         """Ask for the clients ids [m, k] (-1: none). Whoever did not publish, or whose answer is lost, is not there.
@@ -203,38 +212,62 @@ class Peers:
         everybody = self._everybody().expand(rows.numel(), -1)
         return pool, torch.where(everybody == self.host.ids[rows, None], -1, everybody)
 
-    def mean(self, t: int, values: Tensor, weights: Tensor, transfers: int = 2) -> Tensor:
+    def mean(self, t: int, values: Tensor, weights: Tensor, transfers: int = 2, before: Tensor | None = None) -> Tensor:
         """Weighted mean over all clients, through a server: values [m, ...], weights [m] -> [...].
 
         Clients that are absent or quarantined, or whose upload is lost, do not count; NaN where nobody does. Every
         client with a positive weight counts `transfers` models: one up and one down, which is how the papers count
-        FedAvg, unless the method says otherwise.
+        FedAvg, unless the method says otherwise. before: [d] the server's model, where values are models [m, d]: then
+        `[aggregation]` says what becomes of them.
         """
         name = self._server_call(t)
         counted = torch.where(self._unheard(t), 0.0, weights.to(self.host.ids.device, torch.float64))
-        self.publish(t, **{name: values, name + "-weights": counted})
+        if before is not None and self.attack is not None:
+            taking_part = torch.where(counted > 0, self.host.ids, -1)
+            values = self.attack.lie(t, name, values, taking_part, self.exchange, before)
+            counted = torch.where(self.attack.refused, 0.0, counted)
+        here = torch.where(self.host.silent(), -1, self.host.ids)  # who is refused too, but for nothing
+        self._offer(t, here, {name: values, name + "-weights": counted})
         _, tensors = self.exchange.fetch(t, self._everybody(), (name, name + "-weights"))
         shares = tensors[name + "-weights"]
         total = shares.sum()
         self._count(counted > 0, transfers, values)
+        if before is not None and self.combine is not None:
+            return self.combine(before, tensors[name], shares)
         flat = tensors[name].flatten(1)
         mean = (shares / total).to(flat.dtype) @ flat
         return torch.where(total > 0, mean, torch.nan).view(values.shape[1:])
 
-    def gather(self, t: int, values: Tensor, **facts: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def gather(
+        self, t: int, values: Tensor, before: Tensor | None = None, **facts: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """What a server sees: (ids [p] ascending, their values [p, ...], their facts name -> [p, ...]).
 
         Clients that are absent or quarantined, or whose upload is lost, are not among them. Every process gets the same
         rows, so each can work out the server's decision for itself. `values` [m, ...] count one model up and one down
         for every client that was heard; `facts` are small things that travel along (sizes, labels) and are not counted.
+        before: [m, d] what the models [m, d] were before the round, 0 where values are updates.
         """
         name = self._server_call(t)
         heard = ~self._unheard(t)
+        if before is not None and self.attack is not None:
+            values = self.attack.lie(t, name, values, torch.where(heard, self.host.ids, -1), self.exchange, before)
+            heard = heard & ~self.attack.refused
         offer = {f"{name}-{fact}": tensor[heard] for fact, tensor in facts.items()} | {name: values[heard]}
         self.exchange.publish(t, self.host.ids[heard], offer)
         ids, tensors = self.exchange.fetch(t, self._everybody(), tuple(offer))
         self._count(heard, 2, values)
         return ids, tensors[name], {fact: tensors[f"{name}-{fact}"] for fact in facts}
+
+    def _offering(self) -> Tensor:
+        """[m] ids of the clients that offer something in this round, -1 for the others."""
+        silent = self.host.silent()
+        return torch.where(silent if self.attack is None else silent | self.attack.refused, -1, self.host.ids)
+
+    def _offer(self, t: int, ids: Tensor, tensors: dict[str, Tensor]) -> None:
+        """Publish as it is, for the clients ids [m]."""
+        self._offered = tuple(tensors)
+        self.exchange.publish(t, ids, tensors)
 
     def _lists(self, t: int, within: Tensor | None) -> Lists:
         """What each client draws from."""

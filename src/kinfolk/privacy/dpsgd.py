@@ -9,6 +9,7 @@ Losses and norms that come back beside the gradient are not private: they stay w
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -42,6 +43,12 @@ class PrivateGradients:
         self.clip = clip
         self.layout = layout
         self.clipping = clipping.clipping_for(module, layout, input_shape)
+
+    def uncut(self) -> PrivateGradients:
+        """The same net without clipping, for sums that nobody else sees."""
+        same = copy.copy(self)
+        same.clip = math.inf
+        return same
 
     def __call__(
         self,

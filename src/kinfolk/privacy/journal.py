@@ -28,6 +28,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._broken = False
+        self.listed: list[int] = []  # the clients that the last line with clients in full gave
         is_new = not path.exists()
         try:
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)

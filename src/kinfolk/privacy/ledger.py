@@ -47,8 +47,9 @@ History = tuple[Mechanism, ...]
 class Ledger:
     """What the clients `ids` [m] have released so far, and their budgets.
 
-    epsilon, delta: budgets, one for all or one for each. path: the file, none for an account in memory;
-    data: what the releases are about (a hash of the data), which a file has to agree with.
+    epsilon, delta: budgets, one for all or one for each. path: the file, none for an account in memory, or an open
+    journal that several ledgers of one process share; data: what the releases are about (a hash of the data), which a
+    file has to agree with.
     simulated: the noise is a function of the seed. A release that is repeated under its old name, after a resume, then
     brings the same bits once more and costs nothing; with real noise it costs as much as the first time.
     nominal: count releases instead of epsilon, up to this many (for a paper's own formula).
@@ -61,7 +62,7 @@ class Ledger:
         delta: float | Tensor,
         *,
         simulated: bool,
-        path: Path | None = None,
+        path: Path | Journal | None = None,
         data: str = "",
         accountant: Accountant = "best",
         nominal: int | None = None,
@@ -81,7 +82,7 @@ class Ledger:
         self._kind = np.full(self.ids.size, -1)
         self._safe, self._least = np.zeros(self.ids.size, dtype=np.int64), np.full(self.ids.size, _MANY)
         self._granted: dict[str, np.ndarray] = {}  # release -> [m] who was charged for it
-        self._file = None if path is None else Journal(path)
+        self._file = Journal(path) if isinstance(path, Path) else path
         try:
             if self._file is not None:
                 self._replay(self._file)
@@ -129,21 +130,27 @@ class Ledger:
         after, may = self._after(several, numbers, wanted & ~already)
         if self._file is not None and may.any():
             masks = [may & (numbers == number) for number in range(len(several))]
-            self._file.write([_charge_line(release, one, mask) for one, mask in zip(several, masks) if mask.any()])
+            lines = [_charge_line(release, one, mask) for one, mask in zip(several, masks) if mask.any()]
+            self._write(self._file, lines)
         self._at = np.where(may, after, self._at)
         if self.simulated:
             self._granted[release] = already | may
         result = torch.from_numpy(may | (already & wanted))
         return result if clients is None else result.to(clients.device)
 
-    def affordable(self, mechanism: Mechanism) -> Tensor:
-        """[m] bool: whose budget has room for this; nothing is charged."""
-        everybody = np.ones(self.ids.size, dtype=bool)
-        return torch.from_numpy(self._after([mechanism], np.zeros_like(self._at), everybody)[1])
+    def affordable(self, mechanisms: Mechanism | Sequence[Mechanism], which: Tensor | None = None) -> Tensor:
+        """[m] bool: whose budget has room for this (arguments as for `charge`); nothing is charged."""
+        several = [mechanisms] if isinstance(mechanisms, Mechanism) else list(mechanisms)
+        numbers = np.zeros_like(self._at) if which is None else which.cpu().numpy()
+        return torch.from_numpy(self._after(several, numbers, np.ones(self.ids.size, dtype=bool))[1])
 
-    def refuse_if_spent(self, mechanism: Mechanism) -> None:
+    def repeats(self, release: str) -> bool:
+        """Whether a release of that name was granted before and would bring the same bits once more."""
+        return release in self._granted and bool(self._granted[release].any())
+
+    def refuse_if_spent(self, mechanisms: Mechanism | Sequence[Mechanism], which: Tensor | None = None) -> None:
         """An error if nobody can release anything any more, as in a run that is resumed after its end."""
-        if self.ids.size and not bool(self.affordable(mechanism).any()):
+        if self.ids.size and not bool(self.affordable(mechanisms, which).any()):
             spent = float(self.spent().max())
             raise UserError(
                 f"the privacy budget is spent: the clients have released epsilon {spent:.4g} of {self.epsilon.max():g} "
@@ -276,9 +283,18 @@ class Ledger:
                 self._at[mask & (before == number)] = self._number(merge([*self._histories[number], mechanism]))
             if self.simulated:
                 self._granted[line["release"]] = self._granted.get(line["release"], np.zeros_like(mask)) | mask
-        if listed != self.ids.tolist():
+        file.listed = file.listed or listed
+        self._write(file, [])
+
+    def _write(self, file: Journal, lines: list[dict[str, Any]]) -> None:
+        """Append lines about our clients, whose names come first if the lines before were about others."""
+        ids = self.ids.tolist()
+        if file.listed != ids:
             kind = {"format": FORMAT, "version": VERSION, "simulated": self.simulated, "data": self.data}
-            file.write([{**kind, "clients": self.ids.tolist()}])
+            lines = [{**kind, "clients": ids}, *lines]
+        if lines:
+            file.write(lines)
+            file.listed = ids
 
 
 class _Reach:

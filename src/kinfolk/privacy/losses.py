@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SampleLoss = Callable[..., Tensor]
+SMALLEST = 1e-30  # probability, so that its logarithm is a number
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -16,15 +17,19 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.view(labels.shape)
 
 
-def distilled(weight: float) -> SampleLoss:
-    """(1 - weight) · cross-entropy with the labels + weight · cross-entropy with somebody else's scores.
+def distilled(weight: float, reverse: bool = False) -> SampleLoss:
+    """(1 - weight) · cross-entropy with the labels + weight · divergence from somebody else's scores.
 
-    targets: labels [m, b] and probabilities [m, b, C]. The gradient is that of the Kullback-Leibler divergence of the
-    own scores from these probabilities.
+    targets: labels [m, b] and probabilities [m, b, C]. The divergence is KL(others ‖ own) up to a constant, or with
+    `reverse` KL(own ‖ others).
     """
 
     def loss(logits: Tensor, labels: Tensor, others: Tensor) -> Tensor:
-        taught = -(others.detach() * F.log_softmax(logits, dim=2)).sum(dim=2)
+        own = F.log_softmax(logits, dim=2)
+        if reverse:
+            taught = (own.exp() * (own - others.detach().clamp(min=SMALLEST).log())).sum(dim=2)
+        else:
+            taught = -(others.detach() * own).sum(dim=2)
         return (1 - weight) * cross_entropy(logits, labels) + weight * taught
 
     return loss

@@ -39,6 +39,7 @@ def comparison_table(rows: Sequence[Row], title: str) -> Group:
         ("precision\n%", lambda row: share(row["neighbor_precision"])),
         ("recall\n%", lambda row: share(row["neighbor_recall"])),
         ("models\nreceived", lambda row: f"{row['models_received']:,.0f}"),
+        ("epsilon", _epsilon),
         ("seconds", lambda row: f"{row['seconds']:.1f}"),
     )
     notes = ["accuracy: each client's own model on its own test set, after the last round"]
@@ -46,6 +47,8 @@ def comparison_table(rows: Sequence[Row], title: str) -> Group:
         notes.append("helped, hurt: clients better, worse than alone by more than one standard error")
     if any(row["neighbor_precision"] is not None for row in rows):
         notes.append("precision, recall: of the neighbors, against the true clusters")
+    if any(row.get("epsilon") is not None for row in rows):
+        notes.append("epsilon: accounted, largest of any client; simulated, not private")
     return Group(table, *(Text(note, style="dim") for note in notes))
 
 
@@ -59,14 +62,22 @@ def run_table(metrics: Sequence[Row], title: str) -> Table:
         ("round", lambda row: f"{row['round']}"),
         ("accuracy\n%", lambda row: share(row["accuracy"])),
         ("common\ntest %", lambda row: share(row.get("global_accuracy"))),
+        ("proxy\n%", lambda row: share(row.get("proxy_accuracy"))),
         ("before\nmixing", lambda row: share(row["before_mixing"])),
         ("worst\n10 %", lambda row: share(row["worst10"])),
         ("precision\n%", lambda row: share(row.get("neighbor_precision"))),
         ("recall\n%", lambda row: share(row.get("neighbor_recall"))),
         ("models\nreceived", lambda row: f"{row['models_received']:,}"),
         ("MB", lambda row: f"{row['bytes_received'] / 1e6:,.1f}"),
+        ("epsilon", _epsilon),
         ("seconds", lambda row: f"{row['seconds']:.1f}"),
     )
+
+
+def _epsilon(row: Row) -> str:
+    """What a private method has spent, accounted."""
+    value = row.get("epsilon")
+    return NOTHING if value is None else f"{value:.3g}"
 
 
 def share(value: float | None) -> str:

@@ -1,0 +1,574 @@
+"""P4: what it computes, who is with whom, what it tells of whom, and what it costs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+import kinfolk
+from conftest import make_federation, tiny_experiment
+from kinfolk import engines
+from kinfolk.cohort.cohort import initial_model
+from kinfolk.cohort.training import Training
+from kinfolk.data.federation import Federation
+from kinfolk.errors import UserError
+from kinfolk.experiment import clip, resume
+from kinfolk.methods.groups import l1_distances
+from kinfolk.methods.p4 import P4, State
+from kinfolk.methods.private import Releases, account
+from kinfolk.metrics import grouping
+from kinfolk.models.nets import linear
+from kinfolk.peers.faults import Faults
+from kinfolk.report.tables import comparison_table
+from kinfolk.runs import checkpoint
+
+PAPER = {"preset": "paper", "noise": "calibrated", "lr": 0.2, "private_lr": 0.1}
+
+
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the noise off."""
+    monkeypatch.setattr("kinfolk.privacy.source.add_noise", lambda *_: None)
+
+
+def engine_of(
+    method: P4, data: Federation, rounds: int = 4, faults: Faults | None = None, shards: int = 0, seed: int = 0
+) -> engines.Engine:
+    data = method.arrange(data)
+    settings = {"training": Training(), "seed": seed, "device": "cpu", "precision": "float64", "rounds": rounds}
+
+    def build() -> nn.Module:
+        return initial_model(lambda: linear(data.input_shape, data.classes), seed)
+
+    parts = engines.Parts(data, build, method, faults or Faults(), settings)
+    return engines.ShardedEngine(parts, shards) if shards else engines.InProcessEngine(parts)
+
+
+def state_of(engine: engines.Engine) -> State:
+    state = engine.shards[0].state
+    assert isinstance(state, State)
+    return state
+
+
+def run(out: str, run: dict[str, Any] | None = None, faults: dict[str, Any] | None = None, **method: Any) -> Any:
+    sections: dict[str, Any] = {"run": run or {}, "faults": faults or {}}
+    return kinfolk.run(tiny_experiment(method={"name": "p4", **method}, **sections), out=out)
+
+
+def charges(folder: str) -> list[str]:
+    rows = [json.loads(line.split("\t")[0]) for line in Path(folder, "privacy.jsonl").read_text().splitlines()]
+    return [row["release"] for row in rows if "mechanism" in row]
+
+
+def plain_round(
+    proxy: Tensor, private: Tensor, x: Tensor, y: Tensor, steps: int, alpha: float, beta: float, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """What one client computes in a round without noise, record by record; models [C, d + 1]."""
+
+    def scores(model: Tensor, record: Tensor) -> Tensor:
+        return F.log_softmax(model[:, :-1] @ record + model[:, -1], dim=0)
+
+    def divergence(own: Tensor, other: Tensor) -> Tensor:
+        p, q = (own, other) if reverse else (other, own)
+        return (p.exp() * (p - q)).sum()
+
+    for _ in range(steps):
+        both = []
+        for model, other, weight, limit in ((proxy, private, alpha, 1.0), (private, proxy, beta, float("inf"))):
+            total = torch.zeros_like(model)
+            for record, label in zip(x, y):
+                own = model.clone().requires_grad_()
+                said = scores(own, record)
+                loss = -(1 - weight) * said[label] + weight * divergence(said, scores(other, record).detach())
+                (gradient,) = torch.autograd.grad(loss, own)
+                total += gradient / max(1.0, float(gradient.norm()) / limit)
+            both.append(total / len(y))
+        proxy, private = proxy - 0.2 / steps * both[0], private - 0.1 * both[1]
+    return proxy, private
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("alpha", "beta", "steps"), [(0.0, 0.0, 1), (0.5, 0.3, 1), (0.4, 0.6, 3)])
+def test_a_round_is_what_a_plain_loop_over_records_gives(
+    alpha: float, beta: float, steps: int, reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet(monkeypatch)
+    data = make_federation([5, 8, 3], classes=3)
+    method = P4(cap=1, alpha=alpha, beta=beta, reverse_kl=reverse, local_steps=steps, **PAPER)  # type: ignore[arg-type]
+    engine = engine_of(method, data, rounds=2)
+    for t in (1, 2):
+        engine.step(t, False)
+    cohort = engine.shards[0].cohort
+    for row in range(3):
+        mine = slice(int(data.train.starts[row]), int(data.train.starts[row] + data.train.sizes[row]))
+        x, y = data.train.x[mine].double(), data.train.y[mine]
+        proxy = private = torch.zeros(3, 7, dtype=torch.float64)
+        for _ in range(2):
+            proxy, private = plain_round(proxy, private, x, y, steps, alpha, beta, reverse)
+        for found, expected in ((cohort.weights[row], proxy), (state_of(engine).personal[row], private)):
+            flat = torch.cat([expected[:, :-1].reshape(-1), expected[:, -1]])
+            assert torch.allclose(found, flat, atol=1e-5)
+
+
+def test_linear_models_begin_at_zero_and_others_at_the_common_model() -> None:
+    engine = engine_of(P4(), make_federation([5, 5]))
+    assert not engine.shards[0].cohort.weights.any()
+    result = run("a", run={"rounds": 1}, preset="paper", private_lr=1e-12, beta=0.0)
+    assert (result.weights() - result.weights()[0]).abs().max() < 1e-6
+    assert result.weights().abs().max() > 0.01
+
+
+@pytest.mark.parametrize("rotate", [0, 1, 2])
+def test_it_does_not_matter_who_averages(rotate: int) -> None:
+    data = make_federation([6] * 9)
+    engines_ = [engine_of(P4(cap=4, rotate_every=every, **PAPER), data) for every in (5, rotate)]  # type: ignore[arg-type]
+    for t in range(1, 5):
+        for engine in engines_:
+            engine.step(t, False)
+    one, other = (engine.shards[0].cohort for engine in engines_)
+    assert (one.weights - other.weights).abs().max() < 1e-12
+    assert torch.equal(state_of(engines_[0]).neighbors, state_of(engines_[1]).neighbors)
+
+
+def test_everybody_in_a_group_has_its_mean() -> None:
+    data = make_federation([6] * 8)
+    engine = engine_of(P4(groups="random", cap=4, group_lr=0.5, **PAPER), data)  # type: ignore[arg-type]
+    before = engine.shards[0].cohort.weights
+    seen: dict[str, Tensor] = {}
+    publish = engine.exchange.publish  # type: ignore[union-attr]
+
+    def spy(t: int, ids: Tensor, tensors: dict[str, Tensor]) -> None:
+        seen.update(tensors)
+        publish(t, ids, tensors)
+
+    engine.exchange.publish = spy  # type: ignore[union-attr, method-assign]
+    engine.step(1, False)
+    groups = state_of(engine).clusters
+    assert len(groups.unique()) == 2
+    for row in range(8):
+        mean = seen["weights"][groups == groups[row]].mean(dim=0)
+        expected = before[row] + 0.5 * (mean - before[row])
+        assert torch.allclose(engine.shards[0].cohort.weights[row], expected, atol=1e-12)
+
+
+def mains(clients: int, records: int, classes: int = 4, seed: int = 0) -> Federation:
+    """Clients that mostly hold one class."""
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randn(classes, 12, generator=generator)
+
+    def samples(client: int, count: int) -> tuple[Tensor, Tensor]:
+        y = torch.where(torch.rand(count, generator=generator) < 0.8, client % classes, 0)
+        y = torch.where(torch.rand(count, generator=generator) < 0.2, torch.randint(classes, (count,)), y)
+        return places[y] + 0.5 * torch.randn(count, 12, generator=generator), y
+
+    names = range(clients)
+    return Federation.from_arrays(
+        [samples(i, records) for i in names], [samples(i, 10) for i in names], classes=classes,
+        clusters=[i % classes for i in names],
+    )  # fmt: skip
+
+
+def purity(engine: engines.Engine, data: Federation) -> tuple[float, float]:
+    found = grouping(state_of(engine).clusters.numpy(), data.class_counts() / data.class_counts().sum(1, keepdims=True))
+    return found["group_purity"], found["group_purity_chance"]
+
+
+def test_without_noise_alike_clients_find_each_other_and_with_the_papers_they_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    data = mains(32, 30)
+    noisy = engine_of(P4(cap=4, noise="noble", preset="paper"), data, rounds=100)
+    noisy.step(1, False)
+    noise = purity(noisy, data)
+    quiet(monkeypatch)
+    clean = engine_of(P4(cap=4, noise="noble", preset="paper"), data, rounds=100)
+    clean.step(1, False)
+    right, chance = purity(clean, data)
+    assert right > 0.8
+    assert chance < 0.4
+    assert noise[0] < right - 0.2
+
+
+def test_a_noisy_histogram_finds_alike_clients_within_the_budget() -> None:
+    torch.manual_seed(0)
+    data = mains(16, 60)
+    engine = engine_of(P4(groups="histogram", cap=4, histogram_share=0.3), data, rounds=3)
+    for t in range(1, 4):
+        engine.step(t, False)
+    right, chance = purity(engine, data)
+    assert right > 0.8 > chance
+    releases = account(engine.shards[0].cohort)
+    assert releases.ledger.releases().tolist() == [4] * 16  # three rounds and the histogram
+    spent = releases.ledger.spent()
+    assert float(spent.max()) <= 15.0
+    assert float(spent.min()) > 14.9
+
+
+def test_the_histograms_noise_is_as_planned() -> None:
+    data = make_federation([50] * 400, classes=10)
+    engine = engine_of(P4(groups="histogram", epsilon=2.0), data, rounds=5)
+    cohort = engine.shards[0].cohort
+    counts = torch.zeros(400, 10)
+    noisy = account(cohort).statistic(1, "histogram", counts, 2**0.5)
+    planned = account(cohort).aside[0].noise_multiplier * 2**0.5
+    assert float(noisy.std()) == pytest.approx(planned, rel=0.05)
+
+
+def test_replacing_a_record_moves_a_histogram_by_what_the_noise_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Tensor, float]] = []
+
+    def spy(self: Releases, t: int, name: str, values: Tensor, moved: float) -> Tensor:
+        seen.append((values, moved))
+        return values
+
+    monkeypatch.setattr(Releases, "statistic", spy)
+    for label in (0, 1):
+        data = make_federation([6] * 4)
+        data.train.y[0] = label
+        engine_of(P4(groups="histogram", cap=2), data).step(1, False)
+    (first, moved), (second, _) = seen
+    assert float((first - second).norm()) == pytest.approx(moved)
+
+
+@pytest.mark.parametrize("kind", ["l1", "histogram", "random", "oracle"])
+@pytest.mark.parametrize("cap", [1, 2, 3, 8])
+def test_groups_are_a_partition_under_the_cap(kind: Any, cap: int) -> None:
+    data = make_federation([6] * 11, clusters=[i % 2 for i in range(11)])
+    engine = engine_of(P4(groups=kind, cap=cap, sampled=4), data)
+    engine.step(1, False)
+    state = state_of(engine)
+    for row in range(11):
+        group = sorted([row, *(i for i in state.neighbors[row].tolist() if i >= 0)])
+        assert len(group) <= cap
+        assert int(state.clusters[row]) == group[0]
+        assert all(sorted([i, *(j for j in state.neighbors[i].tolist() if j >= 0)]) == group for i in group)
+
+
+def test_groups_are_the_same_over_shards_though_messages_are_lost() -> None:
+    data = make_federation([6] * 12)
+    faults = Faults(loss=0.3, absent=0.3)
+    one, three = (engine_of(P4(groups="l1", cap=4, sampled=5), data, faults=faults, shards=s) for s in (0, 3))
+    for t in range(1, 5):
+        one.step(t, False)
+        three.step(t, False)
+    several = torch.cat([shard.state.neighbors for shard in three.shards])
+    assert torch.equal(state_of(one).neighbors, several)
+    assert torch.equal(one.shards[0].cohort.weights, torch.cat([s.cohort.weights for s in three.shards]))
+
+
+def test_who_was_absent_in_round_one_joins_those_who_count_on_it() -> None:
+    data = make_federation([6] * 12)
+    faults = Faults(absent=0.3)
+    engine = engine_of(P4(groups="l1", cap=4), data, rounds=20, faults=faults)
+    engine.step(1, False)
+    late = torch.nonzero(state_of(engine).clusters < 0).flatten().tolist()
+    assert late
+    for t in range(2, 12):
+        engine.step(t, False)
+    state = state_of(engine)
+    for client in late:
+        others = [i for i in state.neighbors[client].tolist() if i >= 0]
+        naming = [i for i in range(12) if client in state.neighbors[i].tolist()]
+        assert set(others) <= set(range(12)) - {client}
+        assert set(others) == set(naming)
+
+
+def test_distances_are_sums_of_absolute_differences() -> None:
+    own, theirs = torch.randn(3, 50, dtype=torch.float64), torch.randn(4, 50, dtype=torch.float64)
+    rows = torch.tensor([[0, -1], [3, 1], [2, 2]])
+    found = l1_distances(own, theirs, rows)
+    assert torch.isnan(found[0, 1])
+    assert float(found[1, 0]) == pytest.approx(float((own[1] - theirs[3]).abs().sum()))
+    assert found[2, 0] == found[2, 1]
+
+
+def test_forming_groups_costs_nothing_beside_round_one() -> None:
+    run("a", preset="paper", noise="calibrated")
+    assert charges("a") == [f"seed 0, round {t}" for t in range(1, 5)]
+    run("b", groups="histogram")
+    assert sorted(charges("b")) == sorted(["seed 0, histogram", *(f"seed 0, round {t}" for t in range(1, 5))])
+
+
+def test_with_few_releases_nothing_is_sent_after_them_and_each_has_less_noise() -> None:
+    result = run("a", releases=2, groups="random", cap=4)
+    assert charges("a") == ["seed 0, round 1", "seed 0, round 2"]
+    received = {row["round"]: row["models_received"] for row in result.metrics}
+    assert received[4] == received[2] > 0
+    data = make_federation([6] * 4)
+    few, many = (engine_of(P4(releases=count), data, rounds=10) for count in (2, None))
+    assert account(few.shards[0].cohort).plan.deviation(1.0)[0] < account(many.shards[0].cohort).plan.deviation(1.0)[0]
+
+
+def test_a_run_can_be_resumed_after_its_last_release() -> None:
+    class Stop(kinfolk.Observer):
+        def round(self, t: int, row: dict[str, Any] | None) -> None:
+            if t == 3:
+                raise KeyboardInterrupt
+
+    settings = tiny_experiment(method={"name": "p4", "releases": 1}, run={"checkpoint_every": 1})
+    with pytest.raises(KeyboardInterrupt):
+        kinfolk.run(settings, out="cut", observer=Stop())
+    resumed = resume("cut")
+    assert torch.equal(resumed.weights(), kinfolk.run(settings, out="whole").weights())
+    assert charges("cut") == ["seed 0, round 1"]
+
+
+def test_who_has_spent_its_budget_goes_on_with_its_private_model_and_is_not_heard() -> None:
+    data = make_federation([6] * 6)
+    engine = engine_of(P4(groups="random", cap=6, rotate_every=0, **PAPER), data, rounds=2)  # type: ignore[arg-type]
+    shard = engine.shards[0]
+    for t in (1, 2):
+        engine.step(t, False)
+    proxies, private, received = shard.cohort.weights, state_of(engine).personal, shard.peers.models_received.clone()
+    engine.step(3, False)
+    assert shard.cohort.silent().all()
+    assert torch.equal(shard.cohort.weights, proxies)
+    assert not torch.equal(state_of(engine).personal, private)
+    assert torch.equal(shard.peers.models_received, received)
+    assert float(account(shard.cohort).ledger.spent().max()) <= 15.0
+
+
+def published(engine: engines.Engine, rounds: int) -> list[dict[str, Tensor]]:
+    """Everything that leaves clients."""
+    seen: list[dict[str, Tensor]] = []
+    publish = engine.exchange.publish  # type: ignore[union-attr]
+
+    def spy(t: int, ids: Tensor, tensors: dict[str, Tensor]) -> None:
+        seen.append({name: tensor.clone() for name, tensor in tensors.items()})
+        publish(t, ids, tensors)
+
+    engine.exchange.publish = spy  # type: ignore[union-attr, method-assign]
+    for t in range(1, rounds + 1):
+        engine.step(t, True)
+    return seen
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_in_strict_mode_no_message_depends_on_private_models(preset: Any) -> None:
+    data = make_federation([6] * 8)
+    settings: dict[str, Any] = {"preset": preset, "alpha": 0.0, "noise": "calibrated", "cap": 4}
+    one, other = (engine_of(P4(private_lr=rate, **settings), data) for rate in (0.1, 0.3))
+    messages = published(one, 3), published(other, 3)
+    assert not torch.equal(state_of(one).personal, state_of(other).personal)
+    for first, second in zip(*messages, strict=True):
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name].nan_to_num(), second[name].nan_to_num()) for name in first)
+
+
+def test_nobody_sends_its_private_model_or_its_data() -> None:
+    data = make_federation([6] * 8)
+    engine = engine_of(P4(cap=4, **PAPER), data)  # type: ignore[arg-type]
+    messages = published(engine, 3)
+    assert {name for message in messages for name in message} == {
+        *("weights", "group", "listed", "turn", "sampled", "distances")
+    }
+    private = state_of(engine).personal
+    for message in messages:
+        for name in ("weights", "group"):
+            if name in message:
+                assert (message[name] - private).abs().amin() > 0
+
+
+def test_a_message_is_a_proxy_with_noise_of_the_planned_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_federation([40] * 3, (200,), classes=10)
+    settings: dict[str, Any] = {"preset": "paper", "alpha": 0.0, "noise": "calibrated", "cap": 1, "lr": 0.2}
+    noisy = published(engine_of(P4(**settings), data, rounds=9), 1)[0]["weights"]
+    deviation = account(engine_of(P4(**settings), data, rounds=9).shards[0].cohort).plan.deviation(1.0)
+    quiet(monkeypatch)
+    clean = published(engine_of(P4(**settings), data, rounds=9), 1)[0]["weights"]
+    spread = (noisy - clean).std(dim=1) / 0.2 * 40
+    assert torch.allclose(spread, deviation, rtol=0.05)
+
+
+def test_what_epsilon_does_not_cover_is_said() -> None:
+    told: list[str] = []
+
+    class Ear(kinfolk.Observer):
+        def notice(self, text: str) -> None:
+            told.append(text)
+
+    settings = tiny_experiment(method={"name": "p4", "preset": "paper"})
+    result = kinfolk.run(settings, out="a", observer=Ear())
+    assert any(text.startswith("not covered by epsilon: what proxies learn from private models") for text in told)
+    assert "not covered: what proxies learn" in result.summary["privacy"]["statement"]
+    assert "nominal 15, which is no guarantee" in result.summary["privacy"]["statement"]
+    strict = run("b")
+    assert strict.summary["privacy"]["gaps"] == []
+    assert strict.summary["privacy"]["epsilon"] <= 15.0
+
+
+def test_the_proxy_is_tested_beside_the_private_model() -> None:
+    result = run("a", preset="paper")
+    assert all(0 <= row["proxy_accuracy"] <= 1 for row in [*result.metrics, *result.clients])
+    assert result.summary["group_purity_chance"] == pytest.approx(result.metrics[0]["group_purity_chance"])
+    without = run("b", proxy=False)
+    assert "proxy_accuracy" not in without.summary
+    saved = checkpoint.load(without.folder / "checkpoint").tensors
+    assert torch.equal(saved["weights"], saved["state/personal"])
+
+
+def test_bytes_of_both_phases_are_counted() -> None:
+    """Eight linear models of 650 numbers, H = 5, two groups of four: what is sent, message by message."""
+    sections: dict[str, Any] = {"model": {"name": "linear"}, "run": {"rounds": 2, "evaluate_every": 1}}
+    settings = tiny_experiment(method={"name": "p4", "preset": "paper", "cap": 4, "sampled": 5})
+    settings["model"], settings["run"] = sections["model"], {**settings["run"], **sections["run"]}
+    result = kinfolk.run(settings, out="a")
+    model, lists = 4 * 650, 8 * 7 * (4 + 4) * 5  # everybody tells everybody H ids and H distances
+    down = model + 8 * 3 + 8  # the mean, with who is in the group and whose turn it is
+    averaging = 2 * (3 * model + 3 * down)
+    assert result.metrics[0]["bytes_received"] == 8 * 5 * model + lists + averaging
+    assert result.metrics[1]["bytes_received"] - result.metrics[0]["bytes_received"] == averaging
+    assert result.metrics[1]["models_received"] == 8 * 5 + 2 * (2 * 6)
+
+
+def test_the_papers_model_has_the_papers_size() -> None:
+    net = linear((243, 8, 8), 10)
+    size = sum(p.numel() for p in net.parameters())
+    assert size == 155_530
+    assert 4 * size == 622_120  # 622.82 kB printed, with what a serialiser adds
+    assert 2 * 4 * size == 1_244_240  # up and down in a round: 1,246.57 kB printed
+    method = P4(preset="paper")
+    assert method.nominal(100, 260).total == 35 + 2 * 100
+
+
+def test_a_uniform_teacher_is_a_control_and_without_beta_nobody_is_needed() -> None:
+    data = make_federation([6] * 6)
+    personal = {}
+    for name, settings in {
+        "proxy": {}, "uniform": {"teacher": "uniform"}, "none": {"beta": 0.0}, "alone": {"beta": 0.0, "cap": 1},
+    }.items():  # fmt: skip
+        engine = engine_of(P4(**{"cap": 3, **PAPER, "alpha": 0.0, **settings}), data)  # type: ignore[arg-type]
+        for t in (1, 2, 3):
+            engine.step(t, False)
+        personal[name] = state_of(engine).personal
+    assert torch.equal(personal["none"], personal["alone"])
+    assert not torch.equal(personal["proxy"], personal["uniform"])
+    assert not torch.equal(personal["proxy"], personal["none"])
+
+
+def test_a_tuned_model_is_the_proxy_after_plain_steps_on_own_records() -> None:
+    data = make_federation([5, 8])
+    method = P4(groups="random", tune_steps=3, private_lr=0.5)
+    engine = engine_of(method, data)
+    engine.step(1, True)
+    part, cohort = method.arrange(data).train, engine.shards[0].cohort
+    for row in range(2):
+        mine = slice(int(part.starts[row]), int(part.starts[row] + part.sizes[row]))
+        x, y = part.x[mine].double(), part.y[mine]
+        weights, bias = cohort.weights[row, :18].view(3, 6).clone(), cohort.weights[row, 18:].clone()
+        for _ in range(3):
+            wrong = (x @ weights.T + bias).softmax(1) - F.one_hot(y, 3)
+            weights, bias = weights - 0.5 * wrong.T @ x / len(y), bias - 0.5 * wrong.mean(0)
+        assert torch.allclose(state_of(engine).personal[row], torch.cat([weights.flatten(), bias]), atol=1e-6)
+
+
+def test_the_running_average_is_of_the_groups_proxies() -> None:
+    engine = engine_of(P4(groups="random", averaging=0.75), make_federation([6] * 4))
+    expected: Tensor | None = None
+    for t in range(1, 4):
+        engine.step(t, False)
+        now = engine.shards[0].cohort.weights
+        expected = now if expected is None else 0.75 * expected + 0.25 * now
+        assert torch.allclose(state_of(engine).average, expected, atol=1e-12)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"preset": "paper", "cap": 4},
+    {"preset": "paper", "cap": 3, "rotate_every": 0, "local_steps": 2, "sample_rate": 0.5, "reverse_kl": True},
+    {"groups": "histogram", "cap": 4, "averaging": 0.5, "releases": 3},
+    {"preset": "paper", "proxy": False, "groups": "oracle", "group_lr": 0.5},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["paper", "direct", "histogram", "no-proxy"])
+def test_every_variant_is_independent_of_shards_and_resumes_bit_exactly(settings: dict[str, Any]) -> None:
+    sections: dict[str, Any] = {"faults": {"loss": 0.2, "absent": 0.2}}
+    whole = run("whole", {"rounds": 5, "checkpoint_every": 1}, **sections, **settings)
+    many = run("many", {"rounds": 5, "engine": "sharded", "shards": 3}, **sections, **settings)
+    assert (whole.weights() - many.weights()).abs().max() < 1e-5
+    assert whole.summary["models_received"] == many.summary["models_received"]
+    assert whole.summary["privacy"] == many.summary["privacy"]
+
+    class Stop(kinfolk.Observer):
+        def round(self, t: int, row: dict[str, Any] | None) -> None:
+            if t == 4:
+                raise KeyboardInterrupt
+
+    cut = {"rounds": 5, "checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        kinfolk.run(tiny_experiment(method={"name": "p4", **settings}, run=cut, **sections), out="cut", observer=Stop())
+    resumed = resume("cut")
+    assert torch.equal(whole.weights(), resumed.weights())
+    assert whole.clients == resumed.clients
+
+
+def test_more_samples_than_peers_are_lowered_with_a_notice_and_a_cap_below_one_is_refused() -> None:
+    config = kinfolk.config.read(tiny_experiment(method={"name": "p4", "preset": "paper"}))  # type: ignore[attr-defined]
+    clipped, notices = clip(config, 8)
+    assert clipped.method.sampled == 7
+    assert notices == ["method.sampled = 35, but a client has only 7 peers: using 7"]
+    with pytest.raises(UserError, match=r"'method.cap' = 0: must be at least 1"):
+        run("a", cap=0)
+    with pytest.raises(UserError, match="needs true clusters"):
+        engine_of(P4(groups="oracle"), make_federation([6] * 4)).step(1, False)
+    with pytest.raises(UserError, match="needs noise = 'calibrated' and sample_rate = 1"):
+        run("b", groups="histogram", noise="noble")
+
+
+def test_quality_of_groups_is_measured_over_pairs() -> None:
+    labels = np.array([[1.0, 0.0], [0.8, 0.2], [0.0, 1.0], [0.1, 0.9]])
+    found = grouping(np.array([0, 0, 2, 2]), labels)
+    assert found["group_purity"] == 1.0
+    assert found["group_purity_chance"] == pytest.approx(2 / 6)
+    assert found["group_label_distance"] == pytest.approx(0.3)
+    assert np.isnan(grouping(np.array([0, 1, 2, -1]), labels)["group_purity"])
+
+
+def test_the_step_on_inputs_of_length_one_follows_the_noise() -> None:
+    """After all steps a score carries the same noise, whatever budget, rounds, records and members there are."""
+    for settings, sizes, rounds in (({}, [40] * 6, 50), ({"epsilon": 2.0, "cap": 3}, [90] * 6, 20)):
+        method = P4(**settings)  # type: ignore[arg-type]
+        engine = engine_of(method, make_federation(sizes), rounds=rounds)
+        cohort = engine.shards[0].cohort
+        rate = method._rate(cohort)
+        assert isinstance(rate, Tensor)
+        deviation = float(account(cohort).plan.deviation(1.0)[0])
+        noise = float(rate[0, 0]) * deviation / sizes[0] * (rounds / min(method.most, 6)) ** 0.5
+        assert noise == pytest.approx(0.7)
+    calm = engine_of(P4(epsilon=1e6), make_federation([40] * 6), rounds=2)
+    rate = P4(epsilon=1e6)._rate(calm.shards[0].cohort)
+    assert isinstance(rate, Tensor)
+    assert float(rate.max()) == 30.0
+    assert P4(lr=3.0)._rate(calm.shards[0].cohort) == 3.0
+
+
+def test_at_a_budget_of_fifteen_digits_are_learnt_better_than_alone() -> None:
+    """Paired per client and beyond two standard errors; the accounted epsilon is what was asked for."""
+    alone = kinfolk.run("p4/digits", ["method.name=local"], out="alone")
+    together = kinfolk.run("p4/digits", out="together")
+    gain = np.array([a["accuracy"] - b["accuracy"] for a, b in zip(together.clients, alone.clients)])
+    assert gain.mean() > 2 * gain.std(ddof=1) / len(gain) ** 0.5
+    assert gain.mean() > 0.03
+    assert together.summary["privacy"]["epsilon"] <= 15.0
+    assert together.summary["privacy"]["gaps"] == []
+
+
+def test_a_comparison_shows_what_was_spent() -> None:
+    settings = tiny_experiment(method={"name": "p4", "groups": "random"}, run={"rounds": 2})
+    comparison = kinfolk.compare(settings, ["p4"], out="c")
+    spent = comparison.row("p4").epsilon
+    assert spent is not None
+    assert 14.9 < spent <= 15
+    assert comparison.row("local").epsilon is None
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(comparison_table(comparison.as_dict()["rows"], "c"))
+    assert "simulated, not private" in console.export_text()
