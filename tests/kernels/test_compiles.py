@@ -62,7 +62,7 @@ def _kind(value: Any) -> str:
 
 
 def _call_all() -> None:
-    from kinfolk.kernels import cosines, drawing, evidence, hashing, lists, mixing, mixture
+    from kinfolk.kernels import cosines, drawing, evidence, gram, hashing, lists, mixing, mixture
 
     key, m, w = 2**40, 4, 90
     clients, ids, known = (
@@ -91,13 +91,15 @@ def _call_all() -> None:
         models = torch.zeros(m, 9000, dtype=kind)
         for origin in (None, models[0]):
             cosines.cosines(models, models, ids, origin, 1e-12)
+            if kind == torch.float32:
+                gram.cosines(models, models, ids, origin, 1e-12)
         mixing.mix(models, models, ids, None, 1.0, each)
         mixing.mix(models, models, ids, scores, scores[:, 0], each)
     constants = (1.5, 0.2, 0.4, 30.0, 0.98, 1e-12)
     for columns in (10, 20):
-        evidence.look(scores[:, :columns], mask[:, :columns], 3.0, constants)
+        some = scores[:, :columns], mask[:, :columns], ids[:, :columns]
+        evidence.look(*some, torch.zeros(m, w), scores[:, 0].contiguous(), 0.3, 3.0, constants)
         mixture.match(scores[:, :columns], mask[:, :columns], 5, 100, 1e-24, 1e-2, 1e-12)
-    evidence.look(scores, mask, 3.0, constants, ids, torch.zeros(m, w), scores[:, 0].contiguous(), 0.3)
 
 
 def _convolve() -> None:

@@ -1,4 +1,4 @@
-"""PANM with `mingle`: from the middle of stage one on averages are with kin among the candidates, not with the list."""
+"""PANM with `mingle`: in stage one averages are with kin among the candidates, not with the list."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from test_panm import KIN, N, engine_of, mixed_with, rows, see_perfectly
 from torch import Tensor
 
 from kinfolk import engines
+from kinfolk.cohort.cohort import Cohort
 from kinfolk.methods.panm import PANM
 
 SETTINGS: dict[str, Any] = {
@@ -15,15 +16,16 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def drift_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ways of kin are alike, those of strangers not."""
+def losses_of(monkeypatch: pytest.MonkeyPatch, kin: float, strangers: float) -> None:
+    """What everybody's models lose on the samples of kin and of strangers."""
 
-    def drift(self: PANM, cohort: Any, pool: Any, ids: Tensor, update: Tensor) -> Tensor:
-        kin = cohort.clusters[cohort.ids][:, None] == cohort.clusters[ids.clamp(min=0)]
-        score = torch.where(kin, 0.9, 0.2).double() + 1e-3 * (ids % 5)
-        return torch.where(pool.rows(ids) >= 0, score, torch.nan)
+    def losses(self: Cohort, pool: Any, ids: Tensor, name: str = "weights", head: Any = None) -> Tensor:
+        same = self.clusters[self.ids][:, None] == self.clusters[ids.clamp(min=0)]
+        return torch.where(
+            pool.rows(ids) >= 0, torch.where(same, kin, strangers).double() + 1e-3 * (ids % 5), torch.nan
+        )
 
-    monkeypatch.setattr(PANM, "_drift", drift)
+    monkeypatch.setattr(Cohort, "losses", losses)
 
 
 def partners(engine: engines.Engine, rounds: int) -> list[set[int]]:
@@ -41,7 +43,6 @@ def test_averages_reach_all_kin_and_nobody_else_while_the_list_stays_short(
     shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     see_perfectly(monkeypatch)
-    drift_apart(monkeypatch)
     engine = engine_of(shards, **SETTINGS, mingle=True)
     met = partners(engine, 24)
     assert met == KIN
@@ -49,26 +50,15 @@ def test_averages_reach_all_kin_and_nobody_else_while_the_list_stays_short(
     assert all(len(mine) == 3 and mine <= kin for mine, kin in zip(lists, KIN))
 
 
-def test_not_before_the_middle_of_stage_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_perfectly(monkeypatch)
-    drift_apart(monkeypatch)
-    engine = engine_of(**SETTINGS, mingle=True)
-    for t in range(1, 14):
-        engine.step(t, False)
-        same = [now == mine for now, mine in zip(mixed_with(engine), rows(engine.shards[0].state.neighbors))]
-        assert all(same) if t <= 12 else not all(same)
-
-
 def test_candidates_come_first_and_the_list_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
     see_perfectly(monkeypatch)
-    drift_apart(monkeypatch)
     engine = engine_of(**SETTINGS, mingle=True)
-    for t in range(1, 13):
+    for t in range(1, 6):
         engine.step(t, False)
     lists = rows(engine.shards[0].state.neighbors)
     peers = engine.shards[0].peers
-    candidates = rows(peers.sample(13, 8, exclude=engine.shards[0].state.neighbors))
-    engine.step(13, False)
+    candidates = rows(peers.sample(6, 8, exclude=engine.shards[0].state.neighbors))
+    engine.step(6, False)
     for now, mine, drawn, kin in zip(mixed_with(engine), lists, candidates, KIN):
         new = drawn & kin
         assert len(now & new) == min(3, len(new))
@@ -83,13 +73,53 @@ def test_without_it_averages_are_with_the_list(monkeypatch: pytest.MonkeyPatch) 
         assert mixed_with(engine) == rows(engine.shards[0].state.neighbors)
 
 
-def test_whoever_has_too_few_kin_in_sight_takes_the_rest_from_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("opinion", ["updates", "losses"])
+def test_two_opinions_must_agree_on_a_new_peer(opinion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them sees only the candidates with odd ids as kin; from the second round on, when there is a list."""
     see_perfectly(monkeypatch)
-    nobody = lambda self, cohort, pool, ids, update: torch.full(ids.shape, torch.nan, dtype=torch.float64)  # noqa: E731
-    monkeypatch.setattr(PANM, "_drift", nobody)
-    engine = engine_of(**{**SETTINGS, "discover_rounds": 1}, mingle=True)
-    engine.step(1, False)
-    assert mixed_with(engine) == rows(engine.shards[0].state.neighbors)
+    losses_of(monkeypatch, 0.5, 2.0)
+    engine = engine_of(**SETTINGS, mingle=True, confirm=True)
+    for t in range(1, 6):
+        engine.step(t, False)
+    shard = engine.shards[0]
+    lists = rows(shard.state.neighbors)
+    drawn = rows(shard.peers.sample(6, 8, exclude=shard.state.neighbors))
+    listed = shard.state.neighbors.clone()
+    seen, lost = PANM._similarity, Cohort.losses
+
+    def odd(ids: Tensor) -> Tensor:
+        return (ids % 2 == 1) | (ids[:, :, None] == listed[:, None, :]).any(dim=2)
+
+    if opinion == "updates":
+        monkeypatch.setattr(PANM, "_similarity", lambda *given: torch.where(odd(given[3]), seen(*given), -5.0))
+    else:
+        monkeypatch.setattr(Cohort, "losses", lambda *given: torch.where(odd(given[2]), lost(*given), 2.0))
+    engine.step(6, False)
+    met = 0
+    for now, mine, new, kin in zip(mixed_with(engine), lists, drawn, KIN):
+        wanted = {peer for peer in new & kin if peer % 2 == 1}
+        unwanted = now - mine - wanted
+        met += len(now & wanted)
+        if opinion == "losses" or len(new - wanted) == 0 or len({p for p in new if p % 2 == 1}) >= 3:
+            assert not unwanted
+    assert met > 0
+
+
+def test_whoever_has_too_few_kin_in_sight_takes_the_rest_from_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The losses say that nobody is kin but those on the list."""
+    see_perfectly(monkeypatch)
+    engine = engine_of(**SETTINGS, mingle=True, confirm=True)
+    losses_of(monkeypatch, 0.5, 2.0)
+    for t in range(1, 6):
+        engine.step(t, False)
+    listed = engine.shards[0].state.neighbors.clone()
+
+    def losses(self: Cohort, pool: Any, ids: Tensor, *more: Any) -> Tensor:
+        return torch.where((ids[:, :, None] == listed[:, None, :]).any(dim=2), 0.5, 2.0).double()
+
+    monkeypatch.setattr(Cohort, "losses", losses)
+    engine.step(6, False)
+    assert mixed_with(engine) == rows(listed)
 
 
 def test_the_presets_differ_in_it() -> None:

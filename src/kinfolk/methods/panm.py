@@ -11,8 +11,8 @@ keep whoever belongs to the upper one; average with k of the list.
 Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so
 it does not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
 `matching/mixture.py`. Preset "paper" is otherwise as printed. Preset "robust" takes -log F for 1/F, confirms the choice
-of stage one by loss but in its second half averages with any k that have drifted like the chosen ones, and in stage two
-judges by the drift alone, with a memory (`matching/evidence.py`).
+of stage one by loss but averages with new peers that both updates and losses take for kin (`matching/halves.py`), and
+in stage two judges by the drift alone, with a memory (`matching/evidence.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
-from kinfolk.matching import cost, evidence, mixture
+from kinfolk.matching import cost, evidence, halves, mixture
 from kinfolk.matching.confident import confident
 from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, packed, without
 from kinfolk.matching.outcome import outcome
@@ -68,7 +68,7 @@ class PANM:
         None, "stage one by gradient: best k by loss of old neighbors and likest, 2k in all; none: preset"
     )
     mingle: bool | None = setting(
-        None, "second half of stage one: average with any k that drift like the k most similar; none: preset"
+        None, "stage one: average with new kin, by drift and loss, before the k most similar; none: preset"
     )
     matcher: Literal["mixture", "evidence"] | None = setting(
         None, "stage two: hard EM, or drift with memory; none: preset"
@@ -127,31 +127,37 @@ class PANM:
         looked_at = torch.cat([neighbors, candidates], dim=1)
         pool = peers.pull(t, looked_at, self._names(t))
         similarity = self._similarity(cohort, pool, looked_at, update)
-        compared = looked_at, similarity
+        score = listable = similarity
         if self.confirm and self.similarity == "gradient":
             # Late in training updates say little: they may propose, but only a loss may put an old neighbor out.
             first = similarity + ahead(looked_at.shape[1], neighbors.shape[1], cohort.device)
-            looked_at = confident(looked_at, first, 2 * self.neighbors)
-            similarity = log_loss(cohort.losses(pool, looked_at))
-        found = confident(looked_at, similarity, self.neighbors)
+            proposed = confident(looked_at, first, 2 * self.neighbors)
+            score = log_loss(cohort.losses(pool, looked_at))
+            listable = torch.where(contains(proposed, looked_at), score, torch.nan)
+        found = confident(looked_at, listable, self.neighbors)
         kept = torch.where(found[:, :1] < 0, neighbors, found)  # nobody answered: the list stays
-        cohort.watch(*compared, neighbors, kept, self._similarity, update=update)
-        mingles = self.mingle and 2 * t > self.discover_rounds
-        cohort.mix(pool, self._mingled(t, cohort, pool, compared[0], found, update) if mingles else found)
+        cohort.watch(looked_at, similarity, neighbors, kept, self._similarity, update=update)
+        if self.mingle:
+            likeness = similarity if self.similarity == "gradient" else self._drift(cohort, pool, looked_at, update)
+            cohort.mix(pool, self._mingled(t, cohort, looked_at, likeness, score, found))
+        else:
+            cohort.mix(pool, found)
         return kept
 
-    def _mingled(self, t: int, cohort: Cohort, pool: Pool, looked_at: Tensor, found: Tensor, update: Tensor) -> Tensor:
-        """k at random of the candidates that have drifted as those who were found have, then of these.
+    def _mingled(
+        self, t: int, cohort: Cohort, looked_at: Tensor, likeness: Tensor, score: Tensor, found: Tensor
+    ) -> Tensor:
+        """Of the k likest candidates those whose loss is that of kin, then of those who were found.
 
-        The most similar are mostly those averaged with before. Who keeps to them ends in a small circle, which learns
-        too little from outside and overfits: lists of kin alone, and still worse models. Not before the middle of stage
-        one: as long as all models are near their common start, strangers drift like kin, and who averages with them
-        keeps them near.
+        The k with the lowest loss are mostly those averaged with before. Who keeps to them ends in a small circle,
+        which learns too little from outside and overfits: lists of kin alone, and still worse models. So candidates
+        come first, and two opinions must agree on them: in the first rounds either alone lets strangers in, and who
+        averages with strangers keeps them near.
         """
-        drift = self._drift(cohort, pool, looked_at, update)
-        alike = evidence.alike(drift, contains(found, looked_at), self.limit)
         known = columns(looked_at.shape[1], looked_at.shape[1] - self.candidates, cohort.device)
-        new = torch.where(alike & ~known, looked_at, -1)
+        likest = confident(looked_at, likeness.masked_fill(known, torch.nan), self.neighbors)
+        kin = torch.where(halves.upper(score), looked_at, -1)
+        new = torch.where(contains(kin, likest), likest, -1)
         return self._first(cohort, t, new, without(found, new))
 
     def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, update: Tensor) -> State:
