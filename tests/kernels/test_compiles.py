@@ -97,9 +97,9 @@ def _call_all() -> None:
         mixing.mix(models, models, ids, scores, scores[:, 0], each)
     constants = (1.5, 0.2, 0.4, 30.0, 0.98, 1e-12)
     for columns in (10, 20):
-        some = scores[:, :columns], mask[:, :columns], ids[:, :columns]
-        evidence.look(*some, torch.zeros(m, w), scores[:, 0].contiguous(), 0.3, 3.0, constants)
+        evidence.look(scores[:, :columns], mask[:, :columns], 3.0, constants)
         mixture.match(scores[:, :columns], mask[:, :columns], 5, 100, 1e-24, 1e-2, 1e-12)
+    evidence.look(scores, mask, 3.0, constants, ids, torch.zeros(m, w), scores[:, 0].contiguous(), 0.3)
 
 
 def _convolve() -> None:

@@ -239,6 +239,7 @@ def test_kin_by_evidence_are_the_same(c: int) -> None:
             assert torch.equal(getattr(plain, name), getattr(fused, name)), name
         torch.testing.assert_close(fused.unit, plain.unit, rtol=1e-12, atol=0)
         torch.testing.assert_close(fused.evidence, plain.evidence, rtol=1e-6, atol=1e-6, equal_nan=True)
+    same(evidence.alike, scores, listed, 1.5)
 
 
 # -- the mixture ---------------------------------------------------------------------------------------------------

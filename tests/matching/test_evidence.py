@@ -162,3 +162,9 @@ def test_with_one_neighbor_whoever_is_nearer_to_it_than_the_strangers_are_joins_
     nobody = evidence.look(ids, torch.full_like(scores, math.nan), listed, table, unit, RATE, LIMIT)
     assert not nobody.kin.any()
     assert nobody.skipped.tolist() == [True]
+
+
+def test_who_is_alike_is_judged_by_this_look_alone() -> None:
+    scores = torch.tensor([[*NEIGHBORS, 0.95, 1.4, -2.0, -2.2]], dtype=torch.float64)
+    listed = torch.tensor([LISTED]).bool()
+    assert torch.equal(evidence.alike(scores, listed, LIMIT), look(scores[0].tolist(), LISTED).kin)

@@ -28,6 +28,25 @@ def losses_of(monkeypatch: pytest.MonkeyPatch, kin: float, strangers: float) -> 
     monkeypatch.setattr(Cohort, "losses", losses)
 
 
+def drift_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways of kin are alike, those of strangers not."""
+
+    def drift(self: PANM, cohort: Any, pool: Any, ids: Tensor, update: Tensor) -> Tensor:
+        kin = cohort.clusters[cohort.ids][:, None] == cohort.clusters[ids.clamp(min=0)]
+        score = torch.where(kin, 0.9, 0.2).double() + 1e-3 * (ids % 5)
+        return torch.where(pool.rows(ids) >= 0, score, torch.nan)
+
+    monkeypatch.setattr(PANM, "_drift", drift)
+
+
+@pytest.fixture(autouse=True)
+def clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates, drifts and losses all tell kin from strangers."""
+    see_perfectly(monkeypatch)
+    drift_apart(monkeypatch)
+    losses_of(monkeypatch, 0.5, 2.0)
+
+
 def partners(engine: engines.Engine, rounds: int) -> list[set[int]]:
     """Everybody whom each client averaged with after the first two rounds, in which lists form."""
     found: list[set[int]] = [set() for _ in range(N)]
@@ -38,12 +57,10 @@ def partners(engine: engines.Engine, rounds: int) -> list[set[int]]:
     return found
 
 
+@pytest.mark.parametrize("similarity", ["gradient", "loss"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_averages_reach_all_kin_and_nobody_else_while_the_list_stays_short(
-    shards: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    see_perfectly(monkeypatch)
-    engine = engine_of(shards, **SETTINGS, mingle=True)
+def test_averages_reach_all_kin_and_nobody_else_while_the_list_stays_short(shards: int, similarity: str) -> None:
+    engine = engine_of(shards, **SETTINGS, mingle=True, similarity=similarity)
     met = partners(engine, 24)
     assert met == KIN
     lists = [mine for shard in engine.shards for mine in rows(shard.state.neighbors)]
@@ -51,7 +68,6 @@ def test_averages_reach_all_kin_and_nobody_else_while_the_list_stays_short(
 
 
 def test_candidates_come_first_and_the_list_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_perfectly(monkeypatch)
     engine = engine_of(**SETTINGS, mingle=True)
     for t in range(1, 6):
         engine.step(t, False)
@@ -66,7 +82,6 @@ def test_candidates_come_first_and_the_list_fills_up(monkeypatch: pytest.MonkeyP
 
 
 def test_without_it_averages_are_with_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_perfectly(monkeypatch)
     engine = engine_of(**SETTINGS, mingle=False)
     for t in range(1, 6):
         engine.step(t, False)
@@ -76,8 +91,6 @@ def test_without_it_averages_are_with_the_list(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("opinion", ["updates", "losses"])
 def test_two_opinions_must_agree_on_a_new_peer(opinion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them sees only the candidates with odd ids as kin; from the second round on, when there is a list."""
-    see_perfectly(monkeypatch)
-    losses_of(monkeypatch, 0.5, 2.0)
     engine = engine_of(**SETTINGS, mingle=True, confirm=True)
     for t in range(1, 6):
         engine.step(t, False)
@@ -107,9 +120,7 @@ def test_two_opinions_must_agree_on_a_new_peer(opinion: str, monkeypatch: pytest
 
 def test_whoever_has_too_few_kin_in_sight_takes_the_rest_from_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """The losses say that nobody is kin but those on the list."""
-    see_perfectly(monkeypatch)
     engine = engine_of(**SETTINGS, mingle=True, confirm=True)
-    losses_of(monkeypatch, 0.5, 2.0)
     for t in range(1, 6):
         engine.step(t, False)
     listed = engine.shards[0].state.neighbors.clone()

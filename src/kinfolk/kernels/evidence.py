@@ -33,7 +33,7 @@ def _mean(values, part):
 def _look(
     scores, listed, ids, table, unit, kin, unit_after, skipped, c, n,
     RATE: tl.constexpr, LIMIT: tl.constexpr, NORMAL: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
-    FARTHEST: tl.constexpr, FADING: tl.constexpr, SMALLEST: tl.constexpr, WIDTH: tl.constexpr,
+    FARTHEST: tl.constexpr, FADING: tl.constexpr, SMALLEST: tl.constexpr, MEMORY: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
@@ -51,33 +51,39 @@ def _look(
     overall = tl.sqrt(tl.sum(away * away) / count)
 
     compared = neighbors >= 2
-    measure = tl.load(unit + row)
+    measure = tl.full([], 0.0, tl.float64)
+    if MEMORY:
+        measure = tl.load(unit + row)
     fresh = tl.minimum(tl.maximum(spread, LEAST * overall), MOST * overall)
     measure = tl.maximum(tl.where(compared, tl.maximum(fresh, FADING * measure), measure), SMALLEST)
     distance = (score - center) / measure
     distance = tl.minimum(tl.maximum(distance, -FARTHEST), FARTHEST)
     judged = seen & (neighbors + 0 * column >= 2)
-    whom = tl.load(ids + row * c + column, mask=here, other=-1)
-    before = tl.load(table + row * n + whom, mask=judged & (whom >= 0), other=float("nan"))
-    known = before == before
-    kept = ((1 - RATE) * tl.where(known, before, 0.0)).to(tl.float64)
-    after = tl.where(known, kept + RATE * distance, distance)
-    tl.store(table + row * n + whom, after.to(table.dtype.element_ty), mask=judged & (whom >= 0))
-    tl.store(unit_after + row, measure)
-    tl.store(skipped + row, (tl.max(seen.to(tl.int32)) == 0).to(tl.uint8))
-    nearer = score > (_mean(score, mine) + _mean(score, seen & ~old)) / 2
-    else_kin = mine | (seen & nearer & (neighbors == 1))
-    same = (judged & (after >= -LIMIT)) | (~judged & else_kin)
+    if MEMORY:
+        whom = tl.load(ids + row * c + column, mask=here, other=-1)
+        before = tl.load(table + row * n + whom, mask=judged & (whom >= 0), other=float("nan"))
+        known = before == before
+        kept = ((1 - RATE) * tl.where(known, before, 0.0)).to(tl.float64)
+        after = tl.where(known, kept + RATE * distance, distance)
+        tl.store(table + row * n + whom, after.to(table.dtype.element_ty), mask=judged & (whom >= 0))
+        tl.store(unit_after + row, measure)
+        tl.store(skipped + row, (tl.max(seen.to(tl.int32)) == 0).to(tl.uint8))
+        nearer = score > (_mean(score, mine) + _mean(score, seen & ~old)) / 2
+        else_kin = mine | (seen & nearer & (neighbors == 1))
+        same = (judged & (after >= -LIMIT)) | (~judged & else_kin)
+    else:
+        same = judged & (distance >= -LIMIT)
     tl.store(kin + row * c + column, same.to(tl.uint8), mask=here)
 
 
 def look(
-    scores: Tensor, listed: Tensor, ids: Tensor, table: Tensor, unit: Tensor, rate: float, limit: float,
-    constants: tuple[float, float, float, float, float, float],
+    scores: Tensor, listed: Tensor, limit: float, constants: tuple[float, float, float, float, float, float],
+    ids: Tensor | None = None, table: Tensor | None = None, unit: Tensor | None = None, rate: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Who is kin [m, c] bool, the unit afterwards [m], and who saw nobody [m] bool; the table [m, n] is changed.
 
-    constants: those of `matching.evidence`, in its order.
+    Without ids, table and unit nothing is remembered, and the last two mean nothing. constants: those of
+    `matching.evidence`, in its order.
     """
     m, c = scores.shape
     scores, listed = scores.contiguous(), listed.contiguous().view(torch.uint8)
@@ -86,8 +92,9 @@ def look(
     skipped = torch.empty(m, dtype=torch.uint8, device=scores.device)
     normal, least, most, farthest, fading, smallest = constants
     _look[(m,)](
-        scores, listed, ids.contiguous(), table, unit, kin, after, skipped, c, table.shape[1],
+        scores, listed, scores if ids is None else ids.contiguous(), scores if table is None else table,
+        scores if unit is None else unit, kin, after, skipped, c, 0 if table is None else table.shape[1],
         RATE=rate, LIMIT=limit, NORMAL=normal, LEAST=least, MOST=most, FARTHEST=farthest, FADING=fading,
-        SMALLEST=smallest, WIDTH=WIDEST if c > 16 else 16,
+        SMALLEST=smallest, MEMORY=table is not None, WIDTH=WIDEST if c > 16 else 16,
     )  # fmt: skip
     return kin.view(torch.bool), after, skipped.view(torch.bool)

@@ -81,7 +81,7 @@ def look(
         from kinfolk.kernels.evidence import look as fused
 
         table = evidence.contiguous().clone()
-        kin, unit, skipped = fused(scores, listed, ids, table, unit, rate, limit, _CONSTANTS)
+        kin, unit, skipped = fused(scores, listed, limit, _CONSTANTS, ids, table, unit, rate)
         return Look(kin, table, unit, skipped)
     n = evidence.shape[1]
     verdict = judge(scores, listed, evidence.gather(1, ids.clamp(min=0)), unit, rate, limit)
@@ -94,6 +94,16 @@ def look(
     single = ((~mine.isnan()).sum(dim=1) == 1)[:, None]
     kin = torch.where(verdict.judged, verdict.kin, (listed & ~unseen) | (single & nearer))
     return Look(kin, table, verdict.unit, unseen.all(dim=1))
+
+
+def alike(scores: Tensor, listed: Tensor, limit: float) -> Tensor:
+    """[m, c] bool: who is as the listed are, by this look alone; scores: [m, c], NaN for not seen; listed: [m, c]."""
+    if dispatch.fused(scores, scores.shape[1]) and scores.shape[1] <= COMPARED:
+        from kinfolk.kernels.evidence import look as fused
+
+        return fused(scores, listed, limit, _CONSTANTS)[0]
+    nothing = torch.full_like(scores, torch.nan), torch.zeros_like(scores[:, 0])
+    return judge(scores, listed, *nothing, rate=1.0, limit=limit).kin
 
 
 _CONSTANTS = NORMAL, LEAST, MOST, FARTHEST, FADING, SMALLEST

@@ -33,6 +33,8 @@ from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers, Pool
 from kinfolk.settings import setting
 
+WIDE = 256  # peers up to which a list may as well have a column for each
+
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"loss_score": "inverse", "confirm": False, "mingle": False, "matcher": "mixture"},
     "robust": {"loss_score": "log", "confirm": True, "mingle": True, "matcher": "evidence"},
@@ -65,7 +67,7 @@ class PANM:
     preset: Literal["paper", "robust"] = setting("robust", "as printed, or with what made matching reliable")
     loss_score: Literal["inverse", "log"] | None = setting(None, "similarity from a loss: 1/F or -log F; none: preset")
     confirm: bool | None = setting(
-        None, "stage one by gradient: best k by loss of old neighbors and likest, 2k in all; none: preset"
+        None, "stage one: of old neighbors and those likest by update or drift, 2k, the k best by loss; none: preset"
     )
     mingle: bool | None = setting(
         None, "stage one: average with new kin, by drift and loss, before the k most similar; none: preset"
@@ -127,37 +129,52 @@ class PANM:
         looked_at = torch.cat([neighbors, candidates], dim=1)
         pool = peers.pull(t, looked_at, self._names(t))
         similarity = self._similarity(cohort, pool, looked_at, update)
-        score = listable = similarity
-        if self.confirm and self.similarity == "gradient":
+        likeness, score = self._opinions(cohort, pool, looked_at, update, similarity)
+        listable = similarity
+        if self.confirm:
             # Late in training updates say little: they may propose, but only a loss may put an old neighbor out.
-            first = similarity + ahead(looked_at.shape[1], neighbors.shape[1], cohort.device)
+            first = likeness + ahead(looked_at.shape[1], neighbors.shape[1], cohort.device)
             proposed = confident(looked_at, first, 2 * self.neighbors)
-            score = log_loss(cohort.losses(pool, looked_at))
             listable = torch.where(contains(proposed, looked_at), score, torch.nan)
         found = confident(looked_at, listable, self.neighbors)
         kept = torch.where(found[:, :1] < 0, neighbors, found)  # nobody answered: the list stays
         cohort.watch(looked_at, similarity, neighbors, kept, self._similarity, update=update)
         if self.mingle:
-            likeness = similarity if self.similarity == "gradient" else self._drift(cohort, pool, looked_at, update)
-            cohort.mix(pool, self._mingled(t, cohort, looked_at, likeness, score, found))
+            drift = self._drift(cohort, pool, looked_at, update)
+            cohort.mix(pool, self._mingled(t, cohort, looked_at, likeness, drift, score, found))
         else:
             cohort.mix(pool, found)
         return kept
 
+    def _opinions(
+        self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor, similarity: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[m, c] what the way says that a model has come, and what its loss says; one of them is the similarity."""
+        if not (self.confirm or self.mingle):
+            return similarity, similarity
+        if self.similarity == "gradient":
+            return similarity, log_loss(cohort.losses(pool, ids))
+        return self._drift(cohort, pool, ids, update), similarity
+
     def _mingled(
-        self, t: int, cohort: Cohort, looked_at: Tensor, likeness: Tensor, score: Tensor, found: Tensor
+        self, t: int, cohort: Cohort, looked_at: Tensor, likeness: Tensor, drift: Tensor, score: Tensor, found: Tensor
     ) -> Tensor:
-        """Of the k likest candidates those whose loss is that of kin, then of those who were found.
+        """Of the k likest candidates those who are kin, then of those who were found.
 
         The k with the lowest loss are mostly those averaged with before. Who keeps to them ends in a small circle,
         which learns too little from outside and overfits: lists of kin alone, and still worse models. So candidates
-        come first, and two opinions must agree on them: in the first rounds either alone lets strangers in, and who
-        averages with strangers keeps them near.
+        come first. As long as all models are near their common start, losses and drifts of kin and strangers overlap,
+        and who averages with strangers keeps them near: only who lies among those found by both is kin. In the second
+        half of stage one losses fall into two groups, and the upper one is kin.
         """
+        if 2 * t > self.discover_rounds:
+            kin = halves.upper(score)
+        else:
+            chosen = contains(found, looked_at)
+            kin = evidence.alike(score, chosen, self.limit) & evidence.alike(drift, chosen, self.limit)
         known = columns(looked_at.shape[1], looked_at.shape[1] - self.candidates, cohort.device)
         likest = confident(looked_at, likeness.masked_fill(known, torch.nan), self.neighbors)
-        kin = torch.where(halves.upper(score), looked_at, -1)
-        new = torch.where(contains(kin, likest), likest, -1)
+        new = torch.where(contains(torch.where(kin, looked_at, -1), likest), likest, -1)
         return self._first(cohort, t, new, without(found, new))
 
     def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, update: Tensor) -> State:
@@ -187,10 +204,12 @@ class PANM:
     def _room(self, t: int, cohort: Cohort, listed: Tensor) -> int | None:
         """Columns for the lists after a matching, which adds at most l peers; None: as many as the longest needs.
 
-        On a GPU lists are cut to their length only now and then: Python has to wait to know it.
+        On a GPU lists are cut to their length only now and then, and those of few peers never: Python has to wait to
+        know it.
         """
-        exact = cohort.device.type == "cpu" or t % 8 == 0
-        return None if exact else min(cohort.n - 1, listed.shape[1] + self.candidates)
+        if cohort.device.type == "cpu" or (cohort.n > WIDE and t % 8 == 0):
+            return None
+        return min(cohort.n - 1, listed.shape[1] + self.candidates)
 
     def _judge(self, ids: Tensor, drift: Tensor, old: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         """Who is kin by the direction in which its model has moved from the common start, remembered over rounds; and
