@@ -11,8 +11,8 @@ keep whoever belongs to the upper one; average with k of the list.
 Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so
 it does not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
 `matching/mixture.py`. Preset "paper" is otherwise as printed. Preset "robust" takes -log F for 1/F, confirms the choice
-of stage one by loss but averages with new peers that both updates and losses take for kin (`matching/halves.py`), and
-in stage two judges by the drift alone, with a memory (`matching/evidence.py`).
+of stage one by loss, judges in stage two by the drift alone, with a memory (`matching/evidence.py`), and averages with
+all kin whose models it has fetched to look at them, not with k of them only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
-from kinfolk.matching import cost, evidence, halves, mixture
+from kinfolk.matching import cost, evidence, mixture
 from kinfolk.matching.confident import confident
 from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, packed, without
 from kinfolk.matching.outcome import outcome
@@ -70,7 +70,7 @@ class PANM:
         None, "stage one: of old neighbors and those likest by update or drift, 2k, the k best by loss; none: preset"
     )
     mingle: bool | None = setting(
-        None, "stage one: average with new kin, by drift and loss, before the k most similar; none: preset"
+        None, "average with all kin that have been looked at, not with k of them only; none: preset"
     )
     matcher: Literal["mixture", "evidence"] | None = setting(
         None, "stage two: hard EM, or drift with memory; none: preset"
@@ -129,53 +129,44 @@ class PANM:
         looked_at = torch.cat([neighbors, candidates], dim=1)
         pool = peers.pull(t, looked_at, self._names(t))
         similarity = self._similarity(cohort, pool, looked_at, update)
-        likeness, score = self._opinions(cohort, pool, looked_at, update, similarity)
-        listable = similarity
+        score, proposed = similarity, looked_at
         if self.confirm:
-            # Late in training updates say little: they may propose, but only a loss may put an old neighbor out.
-            first = likeness + ahead(looked_at.shape[1], neighbors.shape[1], cohort.device)
-            proposed = confident(looked_at, first, 2 * self.neighbors)
-            listable = torch.where(contains(proposed, looked_at), score, torch.nan)
-        found = confident(looked_at, listable, self.neighbors)
+            score, proposed = self._opinions(cohort, pool, looked_at, neighbors, similarity, update)
+        eligible = contains(proposed, looked_at)
+        found = confident(looked_at, score.masked_fill(~eligible, torch.nan), self.neighbors)
         kept = torch.where(found[:, :1] < 0, neighbors, found)  # nobody answered: the list stays
         cohort.watch(looked_at, similarity, neighbors, kept, self._similarity, update=update)
         if self.mingle:
             drift = self._drift(cohort, pool, looked_at, update)
-            cohort.mix(pool, self._mingled(t, cohort, looked_at, likeness, drift, score, found))
-        else:
-            cohort.mix(pool, found)
+            found = torch.where(self._kin(looked_at, drift, score, found) & eligible, looked_at, -1)
+        cohort.mix(pool, found)
         return kept
 
     def _opinions(
-        self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor, similarity: Tensor
+        self, cohort: Cohort, pool: Pool, looked_at: Tensor, neighbors: Tensor, similarity: Tensor, update: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[m, c] what the way says that a model has come, and what its loss says; one of them is the similarity."""
-        if not (self.confirm or self.mingle):
-            return similarity, similarity
-        if self.similarity == "gradient":
-            return similarity, log_loss(cohort.losses(pool, ids))
-        return self._drift(cohort, pool, ids, update), similarity
+        """[m, c] similarity by loss, and [m, 2k] the old neighbors and the candidates that are likest by their way.
 
-    def _mingled(
-        self, t: int, cohort: Cohort, looked_at: Tensor, likeness: Tensor, drift: Tensor, score: Tensor, found: Tensor
-    ) -> Tensor:
-        """Of the k likest candidates those who are kin, then of those who were found.
+        Late in training updates say little: they may propose, but only a loss may put an old neighbor out.
+        """
+        if self.similarity == "gradient":
+            likeness, score = similarity, log_loss(cohort.losses(pool, looked_at))
+        else:
+            likeness, score = self._drift(cohort, pool, looked_at, update), similarity
+        first = likeness + ahead(looked_at.shape[1], neighbors.shape[1], cohort.device)
+        return score, confident(looked_at, first, 2 * self.neighbors)
+
+    def _kin(self, looked_at: Tensor, drift: Tensor, score: Tensor, found: Tensor) -> Tensor:
+        """[m, c] bool: who was found, and who lies among these by drift and by loss.
 
         The k with the lowest loss are mostly those averaged with before. Who keeps to them ends in a small circle,
-        which learns too little from outside and overfits: lists of kin alone, and still worse models. So candidates
-        come first. As long as all models are near their common start, losses and drifts of kin and strangers overlap,
-        and who averages with strangers keeps them near: only who lies among those found by both is kin. In the second
-        half of stage one losses fall into two groups, and the upper one is kin.
+        which learns too little from outside and overfits: lists of kin alone, and still worse models. As long as all
+        models are near their common start, one opinion alone would let strangers in, and who averages with strangers
+        keeps them near.
         """
-        if 2 * t > self.discover_rounds:
-            kin = halves.upper(score)
-        else:
-            chosen = contains(found, looked_at)
-            kin = evidence.alike(score, chosen, self.limit) & evidence.alike(drift, chosen, self.limit)
-        known = columns(looked_at.shape[1], looked_at.shape[1] - self.candidates, cohort.device)
-        likest = confident(looked_at, likeness.masked_fill(known, torch.nan), self.neighbors)
-        new = torch.where(contains(torch.where(kin, looked_at, -1), likest), likest, -1)
-        return self._first(cohort, t, new, without(found, new))
+        chosen = contains(found, looked_at)
+        alike = [evidence.alike(opinion, chosen, self.limit) for opinion in (drift, score)]
+        return chosen | (alike[0] & alike[1])
 
     def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, update: Tensor) -> State:
         """HNM: who of some listed neighbors (S) and some strangers (C) is kin (H)."""
@@ -198,6 +189,8 @@ class PANM:
         matched = torch.cat([same, rest], dim=1)
         cohort.watch(looked_at, similarity, listed, matched, measure, update=update)
         mixed = self._first(cohort, t, same, rest)
+        if self.mingle:
+            mixed = torch.cat([same, without(mixed, same)], dim=1)
         cohort.mix(pool | peers.pull(t, without(mixed, looked_at)), mixed)
         return replace(state, neighbors=packed(matched, self._room(t, cohort, listed)))
 
