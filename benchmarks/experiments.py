@@ -1,9 +1,11 @@
 """Whole experiments, everything included, and what a round's time goes into.
 
 PANM by gradient on FashionMNIST and CIFAR-10, evaluated every 10 rounds. After a short run to warm up, one run is timed
-undisturbed: seconds from calling `kinfolk.run` to its result. A second run of the same is taken apart: timers around a
-few functions, each waiting for the device, so its total is a little longer. Where a data set is not on this machine, or
-is too small for so many clients, made-up images of the same shape take its place.
+undisturbed: seconds from calling `kinfolk.run` to its result, and of these the seconds of the rounds. Then the same
+rounds with nothing but training and evaluation: what the rounds took beyond that is what matching, mixing, logs and
+checkpoints cost. A last run is taken apart: timers around a few functions, each waiting for the device, so nothing goes
+on side by side and its total is longer. Where a data set is not on this machine, or is too small for so many clients,
+made-up images of the same shape take its place.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +64,7 @@ class Watch:
         self.running.pop()
 
     def _charge(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        _wait(self.device)
         now = time.perf_counter()
         if self.running:
             self.seconds[self.running[-1]] += now - self.since
@@ -80,6 +82,61 @@ class Watch:
                 self.leave()
 
         return timed
+
+
+class Loop(Observer):
+    """Times the rounds, with logs, checkpoints and the final files, without what comes before them."""
+
+    begin = seconds = 0.0
+
+    def started(self, config: Config, folder: Path, first: int, device: str) -> None:
+        self.begin = time.perf_counter()
+
+    def finished(self, result: kinfolk.Result) -> None:
+        self.seconds = time.perf_counter() - self.begin
+
+
+class Caught(Exception):
+    """Out of the first round of a run, with its cohort."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
+
+
+def bare(run: Callable[[], object], rounds: int, every: int) -> float:
+    """Seconds that the rounds of such a run take with training and evaluation alone."""
+
+    def step(shard: Shard, t: int, evaluate: bool) -> None:
+        raise Caught(shard.cohort)
+
+    plain = Shard.step
+    Shard.step = step
+    try:
+        run()
+    except Caught as caught:
+        cohort = caught.cohort
+    finally:
+        Shard.step = plain
+
+    def some(last: int) -> float:
+        _wait(cohort.device)
+        begin = time.perf_counter()
+        for t in range(1, last + 1):
+            due = t % every == 0 or t in (1, last)
+            cohort.begin(evaluate=due, t=t)
+            cohort.train(t)
+            if due:
+                cohort.evaluate().accuracy.cpu()
+        _wait(cohort.device)
+        return time.perf_counter() - begin
+
+    some(min(rounds, 12))
+    return some(rounds)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 class Rounds(Observer):
@@ -123,18 +180,22 @@ def made_up(shape: tuple[int, ...], n: int, train: int, test: int, device: torch
     return Federation.from_arrays([a for a, _ in pairs], [b for _, b in pairs], clusters, classes=10, name="made-up")
 
 
-def settings(n: int, rounds: int, precision: str, device: torch.device) -> list[str]:
+EVERY = 10
+
+
+def settings(n: int, rounds: int, precision: str, preset: str, device: torch.device) -> list[str]:
     """Stage one is a third of the rounds, as in the paper."""
     return [
         f"data.clients={n}", f"run.rounds={rounds}", f"method.discover_rounds={max(1, rounds // 3)}",
-        "run.evaluate_every=10", f"run.precision={precision}", f'run.device="{device}"',
+        f"method.preset={preset}", f"run.evaluate_every={EVERY}", f"run.precision={precision}",
+        f'run.device="{device}"',
     ]  # fmt: skip
 
 
-def measure(name: str, n: int, rounds: int, precision: str, device: torch.device) -> dict[str, Any]:
+def measure(name: str, n: int, rounds: int, precision: str, preset: str, device: torch.device) -> dict[str, Any]:
     """One experiment: to warm up, timed, and taken apart."""
     file = f"panm/{name}"
-    chosen = settings(n, rounds, precision, device)
+    chosen = settings(n, rounds, precision, preset, device)
     config = read(file, chosen)
     try:
         load_federation(config)
@@ -149,8 +210,10 @@ def measure(name: str, n: int, rounds: int, precision: str, device: torch.device
             result = kinfolk.run(file, overrides, data=data, out=Path(folder) / "run", observer=observer)
             return time.perf_counter() - begin, result
 
-    warm_up, _ = run(settings(n, min(rounds, 12), precision, device))
-    wall, result = run(chosen)
+    warm_up, _ = run(settings(n, min(rounds, 12), precision, preset, device))
+    loop = Loop()
+    wall, result = run(chosen, loop)
+    alone = bare(lambda: run(chosen), rounds, EVERY)
     watch = Watch(device)
     with instrumented(watch):
         run(chosen, Rounds(watch))
@@ -161,8 +224,12 @@ def measure(name: str, n: int, rounds: int, precision: str, device: torch.device
         "clients": n,
         "rounds": rounds,
         "precision": precision,
+        "preset": preset,
         "wall_s": round(wall, 3),
         "warm_up_run_s": round(warm_up, 3),
+        "rounds_s": round(loop.seconds, 3),
+        "training_and_evaluation_s": round(alone, 3),
+        "beside_them": round(1 - alone / loop.seconds, 4),
         "accuracy": round(result.accuracy, 4),
         "round_ms": {part: round(1e3 * taken / rounds, 4) for part, taken in watch.seconds.items()},
         "share": {part: round(taken / whole, 4) for part, taken in watch.seconds.items()},
@@ -177,6 +244,7 @@ def main() -> None:
     parser.add_argument("--clients", default="100,1000", help="numbers of clients, with commas")
     parser.add_argument("--rounds", type=int, default=None, help="above 100 clients a fifth of it for cifar10")
     parser.add_argument("--precisions", default="float32", help="one or several, with commas")
+    parser.add_argument("--presets", default="paper,robust", help="one or both, with a comma")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result")
     options = parser.parse_args()
     device = find_device(options.device)
@@ -184,12 +252,15 @@ def main() -> None:
     rows = []
     for name in options.experiments.split(","):
         for n in (int(word) for word in options.clients.split(",")):
-            for precision in options.precisions.split(","):
-                row = measure(name, n, rounds if n <= 100 else max(1, rounds // FEWER[name]), precision, device)
+            for precision, preset in product(options.precisions.split(","), options.presets.split(",")):
+                some = rounds if n <= 100 else max(1, rounds // FEWER[name])
+                row = measure(name, n, some, precision, preset, device)
                 rows.append(row)
                 shares = ", ".join(f"{part} {100 * share:.1f} %" for part, share in row["share"].items())
                 print(
-                    f"{name}, n = {n}, {row['rounds']} rounds, {precision}: {row['wall_s']:.2f} s; {shares}", flush=True
+                    f"{name}, n = {n}, {some} rounds, {precision}, {preset}: {row['wall_s']:.2f} s, beside training "
+                    f"and evaluation {100 * row['beside_them']:.1f} %; taken apart: {shares}",
+                    flush=True,
                 )
                 keep("experiments", device, rows, options.out)
     print(keep("experiments", device, rows, options.out))

@@ -74,11 +74,13 @@ def experiments(results: Sequence[Row]) -> str:
         for row in result["rows"]:
             rows.append([
                 result["facts"]["device"], f"{row['experiment']} ({row['data']})", f"{row['clients']:,}",
-                f"{row['rounds']}", row["precision"], f"{figure(row['wall_s'])} s",
-                *(percent(row["share"][part]) for part in parts), percent(row["not_training_or_evaluating"]),
+                f"{row['rounds']}", row["precision"], row["preset"], f"{figure(row['wall_s'])} s",
+                f"{figure(row['rounds_s'])} s", f"{figure(row['training_and_evaluation_s'])} s",
+                percent(row["beside_them"]), *(percent(row["share"][part]) for part in parts),
             ])  # fmt: skip
-    heads = ["device", "experiment", "clients", "rounds", "precision", "all", "train", "judge by loss",
-             "match and mix", "evaluate", "log", "checkpoint", "all but train and evaluate"]  # fmt: skip
+    heads = ["device", "experiment", "clients", "rounds", "precision", "preset", "all", "its rounds",
+             "training and evaluation alone", "beside them", "taken apart: train", "judge by loss", "match and mix",
+             "evaluate", "log", "checkpoint"]  # fmt: skip
     return markdown(heads, rows)
 
 

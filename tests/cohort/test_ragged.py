@@ -42,7 +42,7 @@ def test_who_has_finished_is_left_out_and_no_bit_changes(
 
     def chunk(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         batches = plan(cohort.seed, 1, cohort.ids[rows], data.starts[rows], data.sizes[rows], settings)
-        needed.append(batches.rows())
+        needed.append(batches.frame.rows)
         block = cohort.weights[rows].clone()
         steer = Proximal(torch.ones_like(block), 0.1)
         lengths = rates(batches, 0.1, cohort.dtype)

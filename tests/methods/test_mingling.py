@@ -1,18 +1,30 @@
-"""PANM with `mingle`: from the middle of stage one on averages are with kin among the candidates, not with the list."""
+"""PANM with `mingle`: averages are with all kin that have been looked at, not with k of them only."""
 
 from typing import Any
 
 import pytest
 import torch
-from test_panm import KIN, N, engine_of, mixed_with, rows, see_perfectly
+from test_panm import KIN, engine_of, mixed_with, rows, see_perfectly
 from torch import Tensor
 
-from kinfolk import engines
+from kinfolk.cohort.cohort import Cohort
 from kinfolk.methods.panm import PANM
 
 SETTINGS: dict[str, Any] = {
     "neighbors": 3, "candidates": 8, "preset": "paper", "matcher": "evidence", "discover_rounds": 24,
 }  # fmt: skip
+
+
+def losses_of(monkeypatch: pytest.MonkeyPatch, kin: float, strangers: float) -> None:
+    """What everybody's models lose on the samples of kin and of strangers."""
+
+    def losses(self: Cohort, pool: Any, ids: Tensor, name: str = "weights", head: Any = None) -> Tensor:
+        same = self.clusters[self.ids][:, None] == self.clusters[ids.clamp(min=0)]
+        return torch.where(
+            pool.rows(ids) >= 0, torch.where(same, kin, strangers).double() + 1e-3 * (ids % 5), torch.nan
+        )
+
+    monkeypatch.setattr(Cohort, "losses", losses)
 
 
 def drift_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,70 +38,106 @@ def drift_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PANM, "_drift", drift)
 
 
-def partners(engine: engines.Engine, rounds: int) -> list[set[int]]:
-    """Everybody whom each client averaged with after the first two rounds, in which lists form."""
-    found: list[set[int]] = [set() for _ in range(N)]
-    for t in range(1, rounds + 1):
+@pytest.fixture(autouse=True)
+def clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates, drifts and losses all tell kin from strangers."""
+    see_perfectly(monkeypatch)
+    drift_apart(monkeypatch)
+    losses_of(monkeypatch, 0.5, 2.0)
+
+
+def step(engine: Any, t: int) -> tuple[list[set[int]], list[set[int]], list[set[int]]]:
+    """Take round t: whom each client listed before, whom it drew, and whom it averaged with."""
+    shard = engine.shards[0]
+    listed = shard.state.neighbors
+    drawn = shard.peers.sample(t, 8, exclude=listed)
+    engine.step(t, False)
+    return rows(listed), rows(drawn), mixed_with(engine)
+
+
+@pytest.mark.parametrize("similarity", ["gradient", "loss"])
+@pytest.mark.parametrize("confirm", [False, True])
+def test_stage_one_averages_with_all_kin_in_sight_while_the_list_stays_short(similarity: str, confirm: bool) -> None:
+    """Confirmed are at most 2k: those listed and the k likest."""
+    engine = engine_of(**SETTINGS, mingle=True, similarity=similarity, confirm=confirm)
+    for t in range(1, 7):
         engine.step(t, False)
-        for mine, now in zip(found, mixed_with(engine)):
-            mine |= now if t > 4 else set()
-    return found
+    more = 0
+    for t in range(7, 12):
+        for listed, drawn, now, kin in zip(*step(engine, t), KIN):
+            new = drawn & kin
+            assert now <= (listed | drawn) & kin
+            assert now >= listed
+            assert len(now & new) == (min(3, len(new)) if confirm else len(new))
+            more += len(now) > 3
+        assert all(len(mine) == 3 and mine <= kin for mine, kin in zip(rows(engine.shards[0].state.neighbors), KIN))
+    assert more > 20
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_averages_reach_all_kin_and_nobody_else_while_the_list_stays_short(
-    shards: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    see_perfectly(monkeypatch)
-    drift_apart(monkeypatch)
-    engine = engine_of(shards, **SETTINGS, mingle=True)
-    met = partners(engine, 24)
-    assert met == KIN
-    lists = [mine for shard in engine.shards for mine in rows(shard.state.neighbors)]
-    assert all(len(mine) == 3 and mine <= kin for mine, kin in zip(lists, KIN))
-
-
-def test_not_before_the_middle_of_stage_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_perfectly(monkeypatch)
-    drift_apart(monkeypatch)
+@pytest.mark.parametrize("opinion", ["drift", "similarity"])
+def test_two_opinions_must_agree_on_whoever_is_not_found(opinion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To one of them even ids are strangers, unless they are listed."""
     engine = engine_of(**SETTINGS, mingle=True)
-    for t in range(1, 14):
+    for t in range(1, 7):
         engine.step(t, False)
-        same = [now == mine for now, mine in zip(mixed_with(engine), rows(engine.shards[0].state.neighbors))]
-        assert all(same) if t <= 12 else not all(same)
+    listed = engine.shards[0].state.neighbors.clone()
+    drifted, seen = PANM._drift, PANM._similarity
+
+    def among(ids: Tensor) -> Tensor:
+        return (ids[:, :, None] == listed[:, None, :]).any(dim=2)
+
+    def odd_only(found: Tensor, ids: Tensor, otherwise: float) -> Tensor:
+        return torch.where((ids % 2 == 1) | among(ids), found, otherwise)
+
+    def similarity(*given: Any) -> Tensor:  # those listed stay the most similar
+        found = seen(*given) + 0.1 * among(given[3])
+        return found if opinion == "drift" else odd_only(found, given[3], 0.0)
+
+    monkeypatch.setattr(PANM, "_similarity", similarity)
+    if opinion == "drift":
+        monkeypatch.setattr(PANM, "_drift", lambda *given: odd_only(drifted(*given), given[3], 0.2))
+    met = 0
+    mixed = step(engine, 7)
+    for mine, drawn, now, kept, kin in zip(*mixed, rows(engine.shards[0].state.neighbors), KIN):
+        odd = {peer for peer in drawn & kin if peer % 2 == 1}
+        assert now - mine - kept <= odd
+        met += len(now & odd)
+    assert met > 0
 
 
-def test_candidates_come_first_and_the_list_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_perfectly(monkeypatch)
-    drift_apart(monkeypatch)
-    engine = engine_of(**SETTINGS, mingle=True)
-    for t in range(1, 13):
-        engine.step(t, False)
-    lists = rows(engine.shards[0].state.neighbors)
-    peers = engine.shards[0].peers
-    candidates = rows(peers.sample(13, 8, exclude=engine.shards[0].state.neighbors))
-    engine.step(13, False)
-    for now, mine, drawn, kin in zip(mixed_with(engine), lists, candidates, KIN):
-        new = drawn & kin
-        assert len(now & new) == min(3, len(new))
-        assert now - new <= mine | drawn
-
-
-def test_without_it_averages_are_with_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_perfectly(monkeypatch)
-    engine = engine_of(**SETTINGS, mingle=False)
+def test_whoever_has_no_kin_in_sight_averages_with_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The losses say that nobody is kin but those on the list."""
+    engine = engine_of(**SETTINGS, mingle=True, confirm=True)
     for t in range(1, 6):
         engine.step(t, False)
+    listed = engine.shards[0].state.neighbors.clone()
+
+    def losses(self: Cohort, pool: Any, ids: Tensor, *more: Any) -> Tensor:
+        return torch.where((ids[:, :, None] == listed[:, None, :]).any(dim=2), 0.5, 2.0).double()
+
+    monkeypatch.setattr(Cohort, "losses", losses)
+    engine.step(6, False)
+    assert mixed_with(engine) == rows(listed)
+
+
+def test_stage_two_averages_with_all_that_were_looked_at_and_judged_kin() -> None:
+    engine = engine_of(**{**SETTINGS, "discover_rounds": 10, "candidates": 4}, mingle=True)
+    for t in range(1, 30):
+        engine.step(t, False)
+    before = rows(engine.shards[0].state.neighbors)
+    assert before == KIN  # lists are longer than what is looked at
+    engine.step(30, False)
+    assert all(len(now) == 4 and now <= kin for now, kin in zip(mixed_with(engine), KIN))
+
+
+def test_without_it_averages_are_with_k() -> None:
+    engine = engine_of(**{**SETTINGS, "discover_rounds": 4}, mingle=False)
+    for t in range(1, 5):
+        engine.step(t, False)
         assert mixed_with(engine) == rows(engine.shards[0].state.neighbors)
-
-
-def test_whoever_has_too_few_kin_in_sight_takes_the_rest_from_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_perfectly(monkeypatch)
-    nobody = lambda self, cohort, pool, ids, update: torch.full(ids.shape, torch.nan, dtype=torch.float64)  # noqa: E731
-    monkeypatch.setattr(PANM, "_drift", nobody)
-    engine = engine_of(**{**SETTINGS, "discover_rounds": 1}, mingle=True)
-    engine.step(1, False)
-    assert mixed_with(engine) == rows(engine.shards[0].state.neighbors)
+    for t in range(5, 9):
+        engine.step(t, False)
+        assert all(len(now) == 3 for now in mixed_with(engine))
 
 
 def test_the_presets_differ_in_it() -> None:

@@ -25,7 +25,17 @@ from kinfolk.cohort.program import program_for, rounding
 from kinfolk.cohort.replay import Replay
 from kinfolk.cohort.room import CACHE, Room
 from kinfolk.cohort.steer import Steer
-from kinfolk.cohort.training import Plan, Training, alike, all_finite, local_steps, plan, rates, train_chunk
+from kinfolk.cohort.training import (
+    Frames,
+    Plan,
+    Training,
+    alike,
+    all_finite,
+    local_steps,
+    plan,
+    rates,
+    train_chunk,
+)
 from kinfolk.cohort.watch import Measure, Watch
 from kinfolk.cohort.workers import side_by_side, span_of
 from kinfolk.data.federation import Federation, Part
@@ -112,6 +122,7 @@ class Cohort:
         self.train_x, self.test_x = (self.program.samples(part.x) for part in (self.data.train, self.data.test))
         self._common_x = None if self.data.common is None else self.program.samples(self.data.common.x)
         self._replay = Replay() if self.device.type == "cuda" else None
+        self._frames = Frames(self.device)
         self.begin()
 
     def __len__(self) -> int:
@@ -210,18 +221,19 @@ class Cohort:
         loss = torch.full((len(self),), torch.nan, dtype=torch.float64, device=self.device)
 
         def work(rows: Tensor) -> None:
-            here = rows.to(self.device)
-            batches = plan(self.seed, t, self.ids[here], data.starts[here], data.sizes[rows], settings, purpose)
             span = span_of(rows)
-            block = after[here] if span is None else after[span]  # a copy, or the place itself
+            here = rows.to(self.device, non_blocking=True) if span is None else span
+            sizes = data.sizes[rows]
+            frame = self._frames(sizes, settings)
+            batches = plan(self.seed, t, self.ids[here], data.starts[here], sizes, settings, purpose, frame)
+            block = after[here]  # a copy, or the place itself
             beside = [] if steer is None else [tensor[here] for tensor in steer.beside]
             with self.room.threads(rows.numel() * settings.batch_size), rounding(self.device, self.precision):
                 lengths = rates(batches, settings.rate(t), self.dtype)
                 mean = self._steps(block, batches, lengths, settings, part, steer, beside)
             finite = all_finite(block) & torch.isfinite(mean)
             if self.device.type == "cuda" or not bool(finite.all()):  # asking a GPU would make it wait
-                before = models[here] if span is None else models[span]
-                block.copy_(torch.where(finite[:, None], block, before))
+                block.copy_(torch.where(finite[:, None], block, models[here]))
                 self.round.quarantined[here] |= ~finite
             if span is None:
                 after[here] = block
@@ -246,10 +258,9 @@ class Cohort:
         x, looks = (self.train_x, []) if batches.looks is None else (data.x, [batches.looks])
         if self._replay is None:
             return train_chunk(self.program, block, x, data.y, batches, sizes, settings, part, steer, beside)
-        shares = batches.shares()
 
         def work(models: Tensor, index: Tensor, sizes: Tensor, *more: Tensor) -> Tensor:
-            here = Plan(index, batches.counts, shares, *more[: len(looks)])
+            here = Plan(index, batches.frame, *more[: len(looks)])
             return train_chunk(self.program, models, x, data.y, here, sizes, settings, part, steer, more[len(looks) :])
 
         key = (

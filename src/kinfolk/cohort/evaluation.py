@@ -39,7 +39,8 @@ def score_chunk(
     loss = torch.zeros(sizes.numel(), dtype=torch.float64, device=device)
     right = torch.zeros_like(loss)
     ragged = int(sizes.min()) < longest
-    limits = sizes.to(device)[:, None]
+    count = sizes.to(device, non_blocking=True)
+    limits = count[:, None]
     with torch.no_grad():
         for first in range(0, longest, width):
             position = torch.arange(first, min(first + width, longest), device=device)[None, :]
@@ -54,5 +55,4 @@ def score_chunk(
                 losses, hits = losses.masked_fill(~inside, 0.0), hits & inside
             loss += losses.sum(dim=1, dtype=torch.float64)
             right += hits.sum(dim=1)
-    count = sizes.to(device)
     return Scores(loss / count, right / count)

@@ -159,7 +159,7 @@ def score(
     def work(first: int) -> Scores:
         which, whose = models[first : first + size], clients[first : first + size]
         block = _composed(cohort, weights, which, whose, head)
-        starts, sizes = part.starts[whose.to(cohort.device)], part.sizes[whose]
+        starts, sizes = part.starts[whose.to(cohort.device, non_blocking=True)], part.sizes[whose]
         predict = cohort.program.logits
         if mixture is not None:
             predict = partial(mixture.predict, cohort.program, which.to(cohort.device))
@@ -183,9 +183,9 @@ def proxy_accuracy(cohort: Cohort) -> Tensor | None:
 
 def _composed(cohort: Cohort, weights: Tensor, models: Tensor, clients: Tensor, head: slice | None) -> Tensor:
     """The models [p, d], with the clients' own parameters in the columns of the head."""
-    block = weights[models.to(weights.device)]
+    block = weights[models.to(weights.device, non_blocking=True)]
     if head is not None:
-        block[:, head] = cohort.weights[clients.to(cohort.device)][:, head]
+        block[:, head] = cohort.weights[clients.to(cohort.device, non_blocking=True)][:, head]
     return block
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from kinfolk import kernels
+from kinfolk.cohort.room import SMALL
+from kinfolk.cohort.workers import side_by_side
 from kinfolk.kernels import dispatch
 
 
@@ -48,20 +50,40 @@ def blend(weights: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: T
 
         return fused(weights, theirs, rows, shares, mine)
     mixed = torch.empty_like(weights)
-    gaps = bool((rows < 0).any())
-    if gaps and not weights.is_cuda and 2 * int((some := (rows >= 0).any(dim=1)).sum()) < rows.shape[0]:
+    if not weights.is_cuda and 2 * int((some := (rows >= 0).any(dim=1)).sum()) < rows.shape[0]:
         torch.mul(weights, mine[:, None], out=mixed)
         if bool(some.any()):  # most have nothing to mix: only for the others is a look at every column worth it
             mixed[some] = blend(weights[some], theirs, rows[some], shares[some], mine[some], room)
         return mixed
     size = max(1, room // (16 * weights.shape[1] * mixed.element_size())) if not weights.is_cuda else 2**10
-    columns = rows.shape[1] if theirs.shape[0] else 0
-    for first in range(0, weights.shape[0], size):
+    rows = rows if theirs.shape[0] else rows[:, :0]
+
+    def work(first: int) -> None:
         piece = slice(first, first + size)
-        mixed[piece] = weights[piece] * mine[piece, None]
-        for column in range(columns):  # in the order of the list: the sum does not depend on shards
-            their = theirs[rows[piece, column].clamp(min=0)]
-            if gaps:  # whatever lies in the row that stands in for a missing one must not count, not even times 0
-                their = their.masked_fill(rows[piece, column, None] < 0, 0.0)
-            mixed[piece].addcmul_(their, shares[piece, column, None])
+        if size == 1 and not weights.is_cuda:
+            _one(mixed[first], weights[first], theirs, rows[first].tolist(), shares[first].tolist(), float(mine[first]))
+        else:
+            _some(mixed[piece], weights[piece], theirs, rows[piece], shares[piece], mine[piece])
+
+    busy = not weights.is_cuda and weights.numel() * (rows.shape[1] + 1) >= SMALL
+    side_by_side(work, range(0, weights.shape[0], size), torch.get_num_threads() if busy else 1)
     return mixed
+
+
+def _one(mixed: Tensor, own: Tensor, theirs: Tensor, rows: list[int], shares: list[float], mine: float) -> None:
+    """One large model [d]: the others are read where they lie."""
+    torch.mul(own, mine, out=mixed)
+    for row, share in zip(rows, shares):
+        if row >= 0:
+            mixed.add_(theirs[row], alpha=share)
+
+
+def _some(mixed: Tensor, own: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: Tensor) -> None:
+    """Models [p, d] at once, in the order of the list: the sum does not depend on shards."""
+    torch.mul(own, mine[:, None], out=mixed)
+    gaps = bool((rows < 0).any())
+    for column in range(rows.shape[1]):
+        their = theirs[rows[:, column].clamp(min=0)]
+        if gaps:  # whatever lies in the row that stands in for a missing one must not count, not even times 0
+            their = their.masked_fill(rows[:, column, None] < 0, 0.0)
+        mixed.addcmul_(their, shares[:, column, None])

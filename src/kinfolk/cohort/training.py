@@ -45,37 +45,77 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Frame:
+    """All of a round's batches but which samples are in them: the same every round for the same clients."""
+
+    counts: Tensor  # [m, steps] on the CPU: samples of each client's batch, 0 once a client has finished
+    first: Tensor  # [m, steps] where in a client's shuffled samples, one pass after another, a batch begins
+    epochs: int  # passes that have to be shuffled
+    widest: int  # samples of the largest client
+    width: int  # samples of the largest batch
+    widths: list[int]  # of each step
+    rows: list[int]  # how many of the clients, from the first on, each step needs: all behind them have finished
+    shares: list[Tensor | None]  # [m, b] weights of a step's samples (1/count, 0 outside); None: every batch is full
+
+    @staticmethod
+    def of(sizes: Tensor, training: Training, device: torch.device) -> Frame:
+        """For clients of `sizes` [m] samples, which is on the CPU."""
+        size = training.batch_size
+        steps = local_steps(sizes, training)
+        batches = (-(-sizes // size)).clamp(min=1)
+        epochs, widest = int((-(-steps // batches)).max()), int(sizes.max())
+        step = torch.arange(int(steps.max()))
+        epoch, batch = step // batches[:, None], step % batches[:, None]  # [m, steps]
+        counts = (sizes[:, None] - batch * size).clamp(max=size)
+        counts = torch.where(step < steps[:, None], counts, 0)
+        first = epoch.clamp(max=epochs - 1) * widest + batch * size
+        widths = counts.amax(dim=0).tolist()
+        places = torch.arange(1, counts.shape[0] + 1)[:, None]
+        rows = torch.where(counts > 0, places, 0).amax(dim=0).tolist()
+        there = counts.to(device, non_blocking=True)
+        shares = [
+            None if least == width else _shares(there[:, step, None], width)
+            for step, (least, width) in enumerate(zip(counts.amin(dim=0).tolist(), widths))
+        ]
+        first = first.to(device, non_blocking=True)
+        return Frame(counts, first, epochs, widest, min(size, widest), widths, rows, shares)
+
+
+def _shares(counts: Tensor, width: int) -> Tensor:
+    inside = torch.arange(width, device=counts.device) < counts
+    return inside.to(torch.float64) / counts.clamp(min=1)
+
+
+class Frames:
+    """The frames of late, by sizes and settings."""
+
+    MOST = 16
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._known: dict[tuple[bytes, Training], Frame] = {}
+
+    def __call__(self, sizes: Tensor, training: Training) -> Frame:
+        key = sizes.numpy().tobytes(), training
+        if (frame := self._known.get(key)) is None:
+            if len(self._known) >= self.MOST:
+                self._known = {}
+            frame = self._known[key] = Frame.of(sizes, training, self.device)
+        return frame
+
+
+@dataclass(frozen=True)
 class Plan:
     """The batches of one round for a chunk of clients; those with most steps had better come first."""
 
-    index: Tensor  # [m, steps, batch] rows of the data set; meaningless where the mask is false
-    counts: Tensor  # [m, steps] on the CPU: samples of each client's batch, 0 once a client has finished
-    known: list[Tensor | None] | None = None  # the shares, if they have been worked out already
+    index: Tensor  # [m, steps, batch] rows of the data set; meaningless outside a batch
+    frame: Frame
     looks: Tensor | None = None  # [m, steps, batch] how the images are seen (see augment.py); none: as they are
 
-    def widths(self) -> list[int]:
-        """Samples of the largest batch of each step."""
-        return [int(width) for width in self.counts.max(dim=0).values]
-
-    def rows(self) -> list[int]:
-        """How many of the clients, from the first on, are needed at each step: all behind them have finished."""
-        places = torch.arange(1, self.counts.shape[0] + 1)[:, None]
-        return [int(last) for last in torch.where(self.counts > 0, places, 0).amax(dim=0)]
-
-    def shares(self) -> list[Tensor | None]:
-        """Weights [m, b] of a step's samples (1/count inside, 0 outside); None where every batch is full."""
-        if self.known is not None:
-            return self.known
-        counts = self.counts.to(self.index.device)
-        shares: list[Tensor | None] = []
-        for step, (least, width) in enumerate(zip(self.counts.min(dim=0).values.tolist(), self.widths())):
-            if least == width:
-                shares.append(None)
-                continue
-            mine = counts[:, step, None]
-            inside = torch.arange(width, device=self.index.device) < mine
-            shares.append(inside.to(torch.float64) / mine.clamp(min=1))
-        return shares
+    @property
+    def counts(self) -> Tensor:
+        """[m, steps] on the CPU: samples of each client's batch, 0 once a client has finished."""
+        return self.frame.counts
 
 
 def local_steps(sizes: Tensor, training: Training) -> Tensor:
@@ -104,34 +144,29 @@ def alike(steps: Tensor, sizes: Tensor, most: int) -> list[Tensor]:
 
 
 def plan(
-    seed: int, t: int, ids: Tensor, starts: Tensor, sizes: Tensor, training: Training, purpose: str = "batch"
+    seed: int,
+    t: int,
+    ids: Tensor,
+    starts: Tensor,
+    sizes: Tensor,
+    training: Training,
+    purpose: str = "batch",
+    frame: Frame | None = None,
 ) -> Plan:
     """Draw the batches of round t. `sizes` [m] lives on the CPU; `ids` and `starts` [m] on the cohort's device.
 
-    Different purposes draw different batches.
+    Different purposes draw different batches. frame: that of these clients, if it is known.
     """
     device = ids.device
-    size = training.batch_size
-    steps = local_steps(sizes, training)
-    batches = (-(-sizes // size)).clamp(min=1)
-    epochs = int((-(-steps // batches)).max())
-    step = torch.arange(int(steps.max()))
-    epoch, batch = step // batches[:, None], step % batches[:, None]  # [m, steps]
-    counts = (sizes[:, None] - batch * size).clamp(max=size)
-    counts = torch.where(step < steps[:, None], counts, 0)
-
-    order = randomness.permutations(seed, purpose, t, ids, sizes, epochs)  # [m, epochs, widest]
-    widest = order.shape[2]
-    order = order.flatten(1)
-    width = min(size, widest)
-    first = (epoch.clamp(max=epochs - 1) * widest + batch * size).to(device)
-    position = first[:, :, None] + torch.arange(width, device=device)
-    position = position.clamp(max=order.shape[1] - 1)  # past the end only where the mask is false
+    frame = frame or Frame.of(sizes, training, device)
+    order = randomness.permutations(seed, purpose, t, ids, sizes, frame.epochs).flatten(1)  # [m, epochs · widest]
+    position = frame.first[:, :, None] + torch.arange(frame.width, device=device)
+    position = position.clamp(max=order.shape[1] - 1)  # past the end only outside a batch
     chosen = order.gather(1, position.flatten(1)).view(position.shape)
-    if int(sizes.min()) < widest:  # padding points at a client's first sample, which is always there
-        chosen = torch.where(chosen < sizes.to(device)[:, None, None], chosen, 0)
-    looks = None if training.augment is None else augment.draw(seed, t, ids, step.numel(), width, purpose)
-    return Plan(starts[:, None, None] + chosen, counts, looks=looks)
+    if int(sizes.min()) < frame.widest:  # padding points at a client's first sample, which is always there
+        chosen = torch.where(chosen < sizes.to(device, non_blocking=True)[:, None, None], chosen, 0)
+    looks = None if training.augment is None else augment.draw(seed, t, ids, len(frame.widths), frame.width, purpose)
+    return Plan(starts[:, None, None] + chosen, frame, looks)
 
 
 def rates(plan: Plan, lr: float, dtype: torch.dtype) -> Tensor:
@@ -169,7 +204,7 @@ def train_chunk(
     others = [[tensor] if tensor.dim() == 1 else moved(program.slots(tensor)) for tensor in beside]
     present = block.shape[0]
     fewest = 1 if program.concurrent else min(2, present)  # products of autograd round otherwise for one alone
-    for number, (width, share, needed) in enumerate(zip(plan.widths(), plan.shares(), plan.rows())):
+    for number, (width, share, needed) in enumerate(zip(plan.frame.widths, plan.frame.shares, plan.frame.rows)):
         count = max(needed, fewest)
         if count < present:  # the others have finished
             present = count

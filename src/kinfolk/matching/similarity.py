@@ -5,17 +5,22 @@ All similarities are float64, larger means more alike, and NaN means not observe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from kinfolk.cohort.room import SMALL
+from kinfolk.cohort.workers import side_by_side
 from kinfolk.kernels import dispatch
 
 LARGEST_GRAM = 2048  # clients for which all pairs are one matrix product; above it only the wanted pairs are computed
 BLOCK = 8192  # columns multiplied in the run's own precision before they are added up in float64
 SMALLEST_LOSS, LARGEST_LOSS = 1e-8, 1e8  # the same caps for all peers, so that ties at a cap are broken by id
 SMALLEST_NORM = 1e-12
+HELD = 2**23  # products of pairs that may lie in memory until they are added up
+
+Parts = tuple[Tensor, Tensor, Tensor]  # products of pairs and squared lengths, of some columns
 
 
 def inverse_loss(losses: Tensor) -> Tensor:
@@ -40,8 +45,11 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     if not theirs.shape[0]:  # nobody answered anybody of this cohort
         return torch.full(rows.shape, torch.nan, dtype=torch.float64, device=mine.device)
     if dispatch.fused(mine) and rows.shape[1]:
-        from kinfolk.kernels.cosines import cosines as fused
+        from kinfolk.kernels import cosines as pairs
+        from kinfolk.kernels import gram
 
+        few = theirs.shape[0] <= gram.LARGEST and mine.dtype == torch.float32
+        fused = gram.cosines if few else pairs.cosines
         return fused(mine, theirs, rows, origin, SMALLEST_NORM)
     wanted = rows.clamp(min=0)
     everybody = theirs.shape[0] <= LARGEST_GRAM
@@ -51,10 +59,22 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     products = torch.zeros(shape, dtype=torch.float64, device=mine.device)
     my_squares = torch.zeros(mine.shape[0], dtype=torch.float64, device=mine.device)
     their_squares = torch.zeros(theirs.shape[0], dtype=torch.float64, device=mine.device)
-    for a, b in _blocks(mine, theirs, origin):
-        products += (a @ b.T).to(torch.float64) if everybody else _pairs(a, b, wanted)
-        my_squares += a.square().sum(dim=1, dtype=torch.float64)
-        their_squares += b.square().sum(dim=1, dtype=torch.float64)
+    same = theirs.data_ptr() == mine.data_ptr() and theirs.shape == mine.shape and theirs.stride() == mine.stride()
+
+    def work(columns: slice) -> tuple[Tensor, Tensor, Tensor]:
+        a = mine[:, columns] if origin is None else mine[:, columns] - origin[columns]
+        if same:
+            b = a
+        else:
+            b = theirs[:, columns] if origin is None else theirs[:, columns] - origin[columns]
+        squares = _squares(a)
+        found = (a @ b.T).to(torch.float64) if everybody else _pairs(a, b, wanted)
+        return found, squares, squares if same else _squares(b)
+
+    for found, mine_too, theirs_too in _by_blocks(work, mine.shape[1], products.numel(), mine.numel()):
+        products += found
+        my_squares += mine_too
+        their_squares += theirs_too
     return _finish(products, my_squares, their_squares, rows, everybody)
 
 
@@ -86,12 +106,20 @@ def _at_once(mine: Tensor, theirs: Tensor, origin: Tensor | None) -> tuple[Tenso
     return products, squares[0], squares[-1]
 
 
-def _blocks(mine: Tensor, theirs: Tensor, origin: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The columns of both a block at a time, seen from `origin`: memory is bounded by one block."""
-    for first in range(0, mine.shape[1], BLOCK):
-        columns = slice(first, first + BLOCK)
-        a, b = mine[:, columns], theirs[:, columns]
-        yield (a, b) if origin is None else (a - origin[columns], b - origin[columns])
+def _by_blocks(work: Callable[[slice], Parts], d: int, pairs: int, numbers: int) -> Iterator[Parts]:
+    """work(columns) for the d columns a block at a time, in their order: memory is bounded by some blocks.
+
+    Each block is worked on by one thread, as many at a time as there are: then it matters to no bit how many.
+    """
+    blocks = [slice(first, first + BLOCK) for first in range(0, d, BLOCK)]
+    threads = torch.get_num_threads() if 4 * numbers >= SMALL and pairs * len(blocks) <= HELD else 1
+    return iter(side_by_side(work, blocks, threads)) if threads > 1 else map(work, blocks)
+
+
+def _squares(block: Tensor) -> Tensor:
+    """Squared lengths of rows: [m] float64."""
+    lengths: Tensor = torch.linalg.vector_norm(block, dim=1)
+    return lengths.to(torch.float64).square_()
 
 
 def _pairs(a: Tensor, b: Tensor, rows: Tensor) -> Tensor:

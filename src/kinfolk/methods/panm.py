@@ -11,8 +11,8 @@ keep whoever belongs to the upper one; average with k of the list.
 Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so
 it does not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
 `matching/mixture.py`. Preset "paper" is otherwise as printed. Preset "robust" takes -log F for 1/F, confirms the choice
-of stage one by loss but in its second half averages with any k that have drifted like the chosen ones, and in stage two
-judges by the drift alone, with a memory (`matching/evidence.py`).
+of stage one by loss, judges in stage two by the drift alone, with a memory (`matching/evidence.py`), and averages with
+all kin whose models it has fetched to look at them, not with k of them only.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers, Pool
 from kinfolk.settings import setting
+
+WIDE = 256  # peers up to which a list may as well have a column for each
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"loss_score": "inverse", "confirm": False, "mingle": False, "matcher": "mixture"},
@@ -65,10 +67,10 @@ class PANM:
     preset: Literal["paper", "robust"] = setting("robust", "as printed, or with what made matching reliable")
     loss_score: Literal["inverse", "log"] | None = setting(None, "similarity from a loss: 1/F or -log F; none: preset")
     confirm: bool | None = setting(
-        None, "stage one by gradient: best k by loss of old neighbors and likest, 2k in all; none: preset"
+        None, "stage one: of old neighbors and those likest by update or drift, 2k, the k best by loss; none: preset"
     )
     mingle: bool | None = setting(
-        None, "second half of stage one: average with any k that drift like the k most similar; none: preset"
+        None, "average with all kin that have been looked at, not with k of them only; none: preset"
     )
     matcher: Literal["mixture", "evidence"] | None = setting(
         None, "stage two: hard EM, or drift with memory; none: preset"
@@ -127,32 +129,44 @@ class PANM:
         looked_at = torch.cat([neighbors, candidates], dim=1)
         pool = peers.pull(t, looked_at, self._names(t))
         similarity = self._similarity(cohort, pool, looked_at, update)
-        compared = looked_at, similarity
-        if self.confirm and self.similarity == "gradient":
-            # Late in training updates say little: they may propose, but only a loss may put an old neighbor out.
-            first = similarity + ahead(looked_at.shape[1], neighbors.shape[1], cohort.device)
-            looked_at = confident(looked_at, first, 2 * self.neighbors)
-            similarity = log_loss(cohort.losses(pool, looked_at))
-        found = confident(looked_at, similarity, self.neighbors)
+        score, proposed = similarity, looked_at
+        if self.confirm:
+            score, proposed = self._opinions(cohort, pool, looked_at, neighbors, similarity, update)
+        eligible = contains(proposed, looked_at)
+        found = confident(looked_at, score.masked_fill(~eligible, torch.nan), self.neighbors)
         kept = torch.where(found[:, :1] < 0, neighbors, found)  # nobody answered: the list stays
-        cohort.watch(*compared, neighbors, kept, self._similarity, update=update)
-        mingles = self.mingle and 2 * t > self.discover_rounds
-        cohort.mix(pool, self._mingled(t, cohort, pool, compared[0], found, update) if mingles else found)
+        cohort.watch(looked_at, similarity, neighbors, kept, self._similarity, update=update)
+        if self.mingle:
+            drift = self._drift(cohort, pool, looked_at, update)
+            found = torch.where(self._kin(looked_at, drift, score, found) & eligible, looked_at, -1)
+        cohort.mix(pool, found)
         return kept
 
-    def _mingled(self, t: int, cohort: Cohort, pool: Pool, looked_at: Tensor, found: Tensor, update: Tensor) -> Tensor:
-        """k at random of the candidates that have drifted as those who were found have, then of these.
+    def _opinions(
+        self, cohort: Cohort, pool: Pool, looked_at: Tensor, neighbors: Tensor, similarity: Tensor, update: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[m, c] similarity by loss, and [m, 2k] the old neighbors and the candidates that are likest by their way.
 
-        The most similar are mostly those averaged with before. Who keeps to them ends in a small circle, which learns
-        too little from outside and overfits: lists of kin alone, and still worse models. Not before the middle of stage
-        one: as long as all models are near their common start, strangers drift like kin, and who averages with them
+        Late in training updates say little: they may propose, but only a loss may put an old neighbor out.
+        """
+        if self.similarity == "gradient":
+            likeness, score = similarity, log_loss(cohort.losses(pool, looked_at))
+        else:
+            likeness, score = self._drift(cohort, pool, looked_at, update), similarity
+        first = likeness + ahead(looked_at.shape[1], neighbors.shape[1], cohort.device)
+        return score, confident(looked_at, first, 2 * self.neighbors)
+
+    def _kin(self, looked_at: Tensor, drift: Tensor, score: Tensor, found: Tensor) -> Tensor:
+        """[m, c] bool: who was found, and who lies among these by drift and by loss.
+
+        The k with the lowest loss are mostly those averaged with before. Who keeps to them ends in a small circle,
+        which learns too little from outside and overfits: lists of kin alone, and still worse models. As long as all
+        models are near their common start, one opinion alone would let strangers in, and who averages with strangers
         keeps them near.
         """
-        drift = self._drift(cohort, pool, looked_at, update)
-        alike = evidence.alike(drift, contains(found, looked_at), self.limit)
-        known = columns(looked_at.shape[1], looked_at.shape[1] - self.candidates, cohort.device)
-        new = torch.where(alike & ~known, looked_at, -1)
-        return self._first(cohort, t, new, without(found, new))
+        chosen = contains(found, looked_at)
+        alike = [evidence.alike(opinion, chosen, self.limit) for opinion in (drift, score)]
+        return chosen | (alike[0] & alike[1])
 
     def _match(self, t: int, cohort: Cohort, state: State, peers: Peers, update: Tensor) -> State:
         """HNM: who of some listed neighbors (S) and some strangers (C) is kin (H)."""
@@ -175,16 +189,20 @@ class PANM:
         matched = torch.cat([same, rest], dim=1)
         cohort.watch(looked_at, similarity, listed, matched, measure, update=update)
         mixed = self._first(cohort, t, same, rest)
+        if self.mingle:
+            mixed = torch.cat([same, without(mixed, same)], dim=1)
         cohort.mix(pool | peers.pull(t, without(mixed, looked_at)), mixed)
         return replace(state, neighbors=packed(matched, self._room(t, cohort, listed)))
 
     def _room(self, t: int, cohort: Cohort, listed: Tensor) -> int | None:
         """Columns for the lists after a matching, which adds at most l peers; None: as many as the longest needs.
 
-        On a GPU lists are cut to their length only now and then: Python has to wait to know it.
+        On a GPU lists are cut to their length only now and then, and those of few peers never: Python has to wait to
+        know it.
         """
-        exact = cohort.device.type == "cpu" or t % 8 == 0
-        return None if exact else min(cohort.n - 1, listed.shape[1] + self.candidates)
+        if cohort.device.type == "cpu" or (cohort.n > WIDE and t % 8 == 0):
+            return None
+        return min(cohort.n - 1, listed.shape[1] + self.candidates)
 
     def _judge(self, ids: Tensor, drift: Tensor, old: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         """Who is kin by the direction in which its model has moved from the common start, remembered over rounds; and
