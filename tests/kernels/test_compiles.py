@@ -62,7 +62,7 @@ def _kind(value: Any) -> str:
 
 
 def _call_all() -> None:
-    from kinfolk.kernels import cosines, drawing, evidence, gram, hashing, lists, mixing, mixture
+    from kinfolk.kernels import cosines, drawing, evidence, hashing, lists, mixing, mixture
 
     key, m, w = 2**40, 4, 90
     clients, ids, known = (
@@ -91,8 +91,6 @@ def _call_all() -> None:
         models = torch.zeros(m, 9000, dtype=kind)
         for origin in (None, models[0]):
             cosines.cosines(models, models, ids, origin, 1e-12)
-            if kind == torch.float32:
-                gram.cosines(models, models, ids, origin, 1e-12)
         mixing.mix(models, models, ids, None, 1.0, each)
         mixing.mix(models, models, ids, scores, scores[:, 0], each)
     constants = (1.5, 0.2, 0.4, 30.0, 0.98, 1e-12)

@@ -45,11 +45,8 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     if not theirs.shape[0]:  # nobody answered anybody of this cohort
         return torch.full(rows.shape, torch.nan, dtype=torch.float64, device=mine.device)
     if dispatch.fused(mine) and rows.shape[1]:
-        from kinfolk.kernels import cosines as pairs
-        from kinfolk.kernels import gram
+        from kinfolk.kernels.cosines import cosines as fused
 
-        few = theirs.shape[0] <= gram.LARGEST and mine.dtype == torch.float32
-        fused = gram.cosines if few else pairs.cosines
         return fused(mine, theirs, rows, origin, SMALLEST_NORM)
     wanted = rows.clamp(min=0)
     everybody = theirs.shape[0] <= LARGEST_GRAM
