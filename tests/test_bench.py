@@ -266,10 +266,17 @@ def test_a_round_is_taken_apart_without_a_rest(program: Any, tmp_path: Path, mon
     words = ["--experiments", "fmnist", "--clients", "8", "--rounds", "3", "--device", "cpu", "--out", str(tmp_path)]
     run(experiments, monkeypatch, *words)
     assert experiments.Cohort.train is before
-    found = json.loads((tmp_path / "experiments-cpu.json").read_text())["rows"][0]
-    assert sum(found["share"].values()) == pytest.approx(1, abs=1e-3)
-    assert min(found["share"].values()) > 0
-    assert found["data"] == "made-up"
+    rows = json.loads((tmp_path / "experiments-cpu.json").read_text())["rows"]
+    assert [row["preset"] for row in rows] == ["paper", "robust"]
+    for found in rows:
+        assert sum(found["share"].values()) == pytest.approx(1, abs=1e-3)
+        judged = found["share"].pop("judge")
+        assert (judged > 0) == (found["preset"] == "robust")
+        assert min(found["share"].values()) > 0
+        assert found["wall_s"] > found["rounds_s"] > 0
+        share = 1 - found["training_and_evaluation_s"] / found["rounds_s"]
+        assert found["beside_them"] == pytest.approx(share, abs=0.02)
+        assert found["data"] == "made-up"
     assert "| fmnist (made-up) | 8 | 3 |" in program("tables").table("experiments", tmp_path)
 
 
