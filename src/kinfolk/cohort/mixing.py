@@ -10,6 +10,8 @@ from kinfolk.cohort.room import SMALL
 from kinfolk.cohort.workers import side_by_side
 from kinfolk.kernels import dispatch
 
+LARGE = 2048  # numbers of a model from which on a CPU adds up one at a time as fast as many at once
+
 
 def mix(
     weights: Tensor,
@@ -55,30 +57,30 @@ def blend(weights: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: T
         if bool(some.any()):  # most have nothing to mix: only for the others is a look at every column worth it
             mixed[some] = blend(weights[some], theirs, rows[some], shares[some], mine[some], room)
         return mixed
-    size = max(1, room // (16 * weights.shape[1] * mixed.element_size())) if not weights.is_cuda else 2**10
     rows = rows if theirs.shape[0] else rows[:, :0]
+    alone = not weights.is_cuda and weights.shape[1] >= LARGE
+    size = 16 if alone else 2**10 if weights.is_cuda else max(1, room // (16 * weights.shape[1] * mixed.element_size()))
 
     def work(first: int) -> None:
         piece = slice(first, first + size)
-        if size == 1 and not weights.is_cuda:
-            _one(mixed[first], weights[first], theirs, rows[first].tolist(), shares[first].tolist(), float(mine[first]))
-        else:
-            _some(mixed[piece], weights[piece], theirs, rows[piece], shares[piece], mine[piece])
+        mix_some = _one_by_one if alone else _at_once
+        mix_some(mixed[piece], weights[piece], theirs, rows[piece], shares[piece], mine[piece])
 
     busy = not weights.is_cuda and weights.numel() * (rows.shape[1] + 1) >= SMALL
     side_by_side(work, range(0, weights.shape[0], size), torch.get_num_threads() if busy else 1)
     return mixed
 
 
-def _one(mixed: Tensor, own: Tensor, theirs: Tensor, rows: list[int], shares: list[float], mine: float) -> None:
-    """One large model [d]: the others are read where they lie."""
-    torch.mul(own, mine, out=mixed)
-    for row, share in zip(rows, shares):
-        if row >= 0:
-            mixed.add_(theirs[row], alpha=share)
+def _one_by_one(mixed: Tensor, own: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: Tensor) -> None:
+    """Large models [p, d]: the others' are read where they lie."""
+    for into, mine_i, own_i, peers, parts in zip(mixed, mine.tolist(), own, rows.tolist(), shares.tolist()):
+        torch.mul(own_i, mine_i, out=into)
+        for row, part in zip(peers, parts):
+            if row >= 0:
+                into.add_(theirs[row], alpha=part)
 
 
-def _some(mixed: Tensor, own: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: Tensor) -> None:
+def _at_once(mixed: Tensor, own: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: Tensor) -> None:
     """Models [p, d] at once, in the order of the list: the sum does not depend on shards."""
     torch.mul(own, mine[:, None], out=mixed)
     gaps = bool((rows < 0).any())
