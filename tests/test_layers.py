@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "bench": {"cohort", "models", "peers", "data"},
     "matching": {"cohort", "kernels", "peers.base"},
     "privacy": {"cohort.layout", "cohort.room", "cohort.workers", "models"},
-    "methods": {"matching", "privacy", "cohort", "peers.base", "data"},
+    "methods": {"matching", "models", "privacy", "cohort", "peers.base", "data"},
     "metrics": set(),
     "runs": set(),
     "report": {"runs"},

@@ -119,3 +119,22 @@ def test_edges_fetched_at_once_are_those_of_each_round() -> None:
         for a, b in zip(found, given, strict=True):
             assert a.dtype == b.dtype
             assert torch.equal(a, b)
+
+
+def test_always_answering_the_most_frequent_label_is_a_line_beside_accuracy() -> None:
+    split = {"kind": "alpha", "gamma": 0.5}
+    settings = tiny_experiment(data={"split": split}, method={"name": "local"})
+    data = kinfolk.load_federation(kinfolk.config.read(settings))  # type: ignore[attr-defined]
+    result = kinfolk.run(settings, out="a")
+    scores = []
+    for i in range(data.clients):
+        labels = [
+            part.y[int(part.starts[i]) : int(part.starts[i] + part.sizes[i])].tolist()
+            for part in (data.train, data.test)
+        ]
+        main = min(set(labels[0]), key=lambda label: (-labels[0].count(label), label))
+        scores.append(labels[1].count(main) / len(labels[1]))
+    assert result.summary["constant_accuracy"] == pytest.approx(sum(scores) / len(scores))
+    assert 0.3 < result.summary["constant_accuracy"] < 0.8
+    pooled = kinfolk.run({**settings, "method": {"name": "centralized"}}, out="b")
+    assert "constant_accuracy" not in pooled.summary  # all records are in one place

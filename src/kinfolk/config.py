@@ -34,6 +34,10 @@ class Data:
     global_test: int | None = setting(
         None, "test samples, even over the classes, on which every model is tested beside the client's own", ge=1
     )
+    new_clients: int | None = setting(
+        None, "clients beside the others that never train: the server's model is tested on all their samples", ge=1
+    )
+    validation_clients: int | None = setting(None, "more such clients, to choose settings by", ge=1)
     scale: Literal["standardize", "unit"] = setting("standardize", "pixels: mean 0 and deviation 1, or 0 to 1")
     features: Literal["scattering"] | None = setting(None, "handcrafted, in place of pixels; none: pixels")
     norm: Literal["per-client", "group"] | None = setting(
@@ -56,6 +60,9 @@ class Run:
         "float32", "of training; tf32 and bf16 keep float32 weights and round factors (tf32: on a GPU only)"
     )
     chunk: int | None = setting(None, "clients trained at once; none: what fits the cache or the GPU", ge=1)
+    resident: Literal["auto", "all", "round"] = setting(
+        "auto", "whose models are in memory: all, or where clients share one those of a round; auto: all up to 1 GiB"
+    )
     watch: list[int] = setting([], "clients whose similarities with others go into similarity.csv", ge=0)
     watch_rounds: list[int] = setting([], "rounds in which they are watched; []: every evaluated round", ge=1)
     watch_all: bool = setting(False, "compare the watched with all they can reach, as only an observer could")
@@ -108,6 +115,8 @@ class Config:
         sections.pop("name")
         for key in HOW:
             sections["run"].pop(key, None)
+        if self.run.resident == "auto":
+            sections["run"].pop("resident")
         if not sections["peers"]:
             sections.pop("peers")
         if self.rule_name == "mean":

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from kinfolk.aggregation import Rule
 from kinfolk.aggregation.combiner import Combiner
-from kinfolk.cohort import judging
+from kinfolk.cohort import judging, visit
 from kinfolk.cohort.account import Account
 from kinfolk.cohort.cohort import Cohort, Mixed
+from kinfolk.cohort.layout import Layout
+from kinfolk.cohort.newcomers import Outsiders, tested
 from kinfolk.cohort.watch import Seen, Watch, Watching
 from kinfolk.data.federation import Federation
 from kinfolk.metrics import Edges
@@ -29,6 +31,9 @@ from kinfolk.peers.faults import Faults
 from kinfolk.peers.inprocess import InProcess
 from kinfolk.peers.reach import Network
 from kinfolk.peers.sharded import Board, Stuck
+from kinfolk.peers.visit import returned, visiting
+
+MANY = 2**28  # numbers in all clients' models, 1 GiB of float32, beyond which only those of a round are kept
 
 
 @dataclass(frozen=True)
@@ -50,16 +55,20 @@ class Results:
     epsilon: np.ndarray | None = None  # [n] accounted so far, if the method is private
     delta: np.ndarray | None = None  # [n]
     releases: np.ndarray | None = None  # [n] noisy gradients and other statistics so far
+    apart: np.ndarray | None = None  # [n] sum of the known distances to the others of a client's group
 
 
 class Shard:
     """A cohort with its peers, its method and its state: all that one process of a run holds."""
 
-    def __init__(self, cohort: Cohort, peers: Peers, method: Any, watching: Watching) -> None:
+    def __init__(self, cohort: Cohort, peers: Peers, method: Any, watching: Watching, lean: bool = False) -> None:
+        """lean: clients have models of their own only in rounds that they take part in."""
         self.cohort = cohort
         self.peers = peers
         self.method = method
-        self.state = method.start(cohort)
+        self.state: Any = method.start(cohort)
+        self.lean = lean
+        self._places = cohort.ids.cpu()
         self.quarantined = torch.zeros_like(cohort.ids)
         self.mixed: list[tuple[int, list[Mixed]]] = []  # rounds whose edges have not been fetched yet
         self.watching = watching
@@ -71,6 +80,11 @@ class Shard:
         faults = self.peers.faults
         absent = faults.away(self.cohort.seed, t, self.cohort.ids) if faults.absent else None
         self.cohort.begin(absent, evaluate, self._watch(t, evaluate), t)
+        if self.lean:
+            self._visit(t, absent, evaluate)
+            self.quarantined += self.cohort.round.quarantined
+            self.mixed.append((t, []))
+            return
         attack = self.peers.attack
         if attack is not None:
             attack.begin(self.cohort.weights)
@@ -80,6 +94,25 @@ class Shard:
             attack.end(t, self.cohort.round.edges, self.peers.exchange)
             self.quarantined += attack.refused & ~self.cohort.round.quarantined
         self.mixed.append((t, self.cohort.round.edges))
+
+    def _visit(self, t: int, absent: Tensor | None, evaluate: bool) -> None:
+        """One round of the method with models for the clients that take part in it and for no others."""
+        cohort, peers = self.cohort, self.peers
+        drawn = self.method.visitors(t, cohort.seed, peers.n, torch.device("cpu"))
+        rows = torch.nonzero(torch.isin(self._places, drawn)).flatten()
+        here = rows.to(cohort.device, non_blocking=True)
+        if evaluate:
+            cohort.round.before_mixing = visit.evaluate(cohort, self.state.model, common=False).accuracy
+        guests = visit.visit(cohort, rows, here)
+        guests.begin(None if absent is None else absent[here], evaluate and rows.numel() > 0, None, t)
+        theirs = visiting(peers, guests, here)
+        state = self.method.step(t, guests, visit.rows_of(self.state, here), theirs)
+        self.state = visit.merged(self.state, state, here)
+        returned(peers, theirs, here)
+        cohort.round.quarantined[here] = guests.round.quarantined
+        if cohort.round.before_mixing is not None and guests.round.before_mixing is not None:
+            cohort.round.before_mixing[here] = guests.round.before_mixing
+        cohort.weights = self.state.model.expand(len(cohort), -1)
 
     def edges(self) -> list[tuple[int, Edges]]:
         """Who of this cohort mixed with whom, in each round since the last call.
@@ -103,10 +136,11 @@ class Shard:
 
     def results(self) -> Results:
         """Evaluate every client of the cohort."""
-        scores = self.cohort.evaluate()
+        scores = visit.evaluate(self.cohort, self.state.model) if self.lean else self.cohort.evaluate()
         before = self.cohort.round.before_mixing
         neighbors = getattr(self.state, "neighbors", None)
         clusters = getattr(self.state, "clusters", None)
+        apart = getattr(self.state, "apart", None)
         proxy = judging.proxy_accuracy(self.cohort)
         account = self.cohort.account
         figures = {} if account is None else {name: column.numpy() for name, column in account.figures().items()}
@@ -119,6 +153,7 @@ class Shard:
             quarantined=self.quarantined.cpu().numpy(),
             global_accuracy=None if scores.common is None else scores.common.cpu().numpy(),
             proxy_accuracy=None if proxy is None else proxy.cpu().numpy(),
+            apart=None if apart is None else apart.cpu().numpy(),
             **dict(zip(LEDGER, self.peers.ledger.cpu().numpy())),
             **figures,
         )
@@ -126,7 +161,7 @@ class Shard:
     def snapshot(self) -> dict[str, Tensor]:
         """Everything that a later process needs to go on, by name; rows are clients except under `shared/`."""
         tensors = {
-            "weights": self.cohort.weights,
+            **({} if self.lean else {"weights": self.cohort.weights}),
             "quarantined": self.quarantined,
             **{name: getattr(self.peers, name) for name in LEDGER},
         }
@@ -143,7 +178,6 @@ class Shard:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take up a snapshot of just these clients."""
         device = self.cohort.device
-        self.cohort.weights = tensors["weights"].to(device)
         self.peers.ledger = torch.stack([tensors[name] for name in LEDGER]).to(device)
         self.quarantined = tensors["quarantined"].to(device, copy=True)
         if self.cohort.account is not None:
@@ -153,6 +187,12 @@ class Shard:
         if self.state is not None:
             fields = {key.split("/")[1]: value.to(device) for key, value in tensors.items() if "/" in key}
             self.state = type(self.state)(**fields)
+        if "weights" in tensors and not self.lean:
+            self.cohort.weights = tensors["weights"].to(device)
+        else:
+            state: Any = self.state
+            alike = state.model.expand(len(self.cohort), -1)
+            self.cohort.weights = alike if self.lean else alike.clone()
 
 
 @dataclass(frozen=True)
@@ -168,13 +208,23 @@ class Parts:
     network: Network | None = None  # who can reach whom; None: everybody
     rule: Rule | None = None  # how models are combined; None: the weighted mean
     attack: Plan | None = None  # who lies, and how; None: nobody
+    resident: str = "auto"  # whose models are in memory: those of "all", or of a "round"
+
+    def lean(self, module: nn.Module) -> bool:
+        """Whether clients have models only in rounds that they take part in."""
+        visitors = getattr(self.method, "visitors", None)
+        n, size = self.federation.clients, Layout.of(module).size
+        if self.resident == "all" or not getattr(self.method, "one_model", False) or self.attack is not None:
+            return False
+        if visitors is None or visitors(1, self.cohort["seed"], n, torch.device("cpu")) is None:
+            return False
+        return self.resident == "round" or n * size > MANY
 
     def shard(self, ids: Tensor, exchange: Exchange) -> Shard:
         """The shard that hosts the clients `ids`."""
-        data = self.federation.select(ids)
-        cohort = Cohort(
-            data, self.model(), ids=ids, n=self.federation.clients, clusters=self.federation.clusters, **self.cohort
-        )
+        data, module = self.federation.select(ids), self.model()
+        n, clusters, lean = self.federation.clients, self.federation.clusters, self.lean(module)
+        cohort = Cohort(data, module, ids=ids, n=n, clusters=clusters, shared=lean, **self.cohort)
         reach = None if self.network is None else self.network.reach(cohort.ids)
         peers = Peers(self.federation.clients, cohort, exchange, self.faults, reach)
         if self.rule is not None:
@@ -182,7 +232,7 @@ class Parts:
             cohort.combine, peers.combine = combiner.peers, combiner.server
         if self.attack is not None:
             peers.attack = Attack(self.attack, cohort.ids, cohort.layout.size)
-        return Shard(cohort, peers, self.method, self.watching)
+        return Shard(cohort, peers, self.method, self.watching, lean)
 
 
 class InProcessEngine:
@@ -304,6 +354,16 @@ def results(engine: Engine) -> Results:
         values = [getattr(part, field.name) for part in parts]
         columns[field.name] = None if values[0] is None else np.concatenate(_same_width(values))
     return Results(**columns)
+
+
+def outsiders(engine: Engine) -> dict[str, Outsiders]:
+    """How the model that all clients use does for clients that never train, by role; {} without either."""
+    shard = engine.shards[0]
+    if not getattr(shard.method, "one_model", False):
+        return {}
+    data = shard.cohort.data
+    parts = {"new": data.newcomers, "validation": data.validation}
+    return {role: tested(shard.cohort, shard.state.model, part) for role, part in parts.items() if part is not None}
 
 
 def snapshot(engine: Engine) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from kinfolk.config import Config, read, resolve
 from kinfolk.data import catalog, inputs
 from kinfolk.data.federation import Federation
 from kinfolk.data.formats import Dataset
-from kinfolk.data.partition import Labels, Split, with_common_test
+from kinfolk.data.partition import Labels, Split, set_apart, with_common_test
 from kinfolk.errors import UserError
 from kinfolk.models import Factory
 from kinfolk.peers.reach import Network
@@ -77,7 +77,11 @@ class Result:
     def weights(self) -> Tensor:
         """The models that the clients use after the last round, not yet tuned where a method does so: [n, d]."""
         tensors = checkpoint.load(self.folder / "checkpoint").tensors
-        return tensors.get("state/personal", tensors["weights"])
+        if "state/personal" in tensors:
+            return tensors["state/personal"]
+        if "weights" in tensors:
+            return tensors["weights"]
+        return tensors["shared/model"].expand(len(self.clients), -1)  # one for all
 
     def load_into(self, module: nn.Module, client: int) -> nn.Module:
         """Write a client's trained weights into a module of the same kind."""
@@ -211,7 +215,15 @@ def load_split(config: Config) -> tuple[Dataset, Split]:
     dataset = catalog.shared(config.data.name)
     labels = Labels(dataset.train.y, dataset.test.y, dataset.classes, dataset.train.user, dataset.test.user)
     data = config.data
-    split = config.split.divide(labels, data.clients, data.train, data.test, config.run.seed)
+    outside = (data.validation_clients or 0, data.new_clients or 0)
+    try:
+        split = config.split.divide(labels, data.clients + sum(outside), data.train, data.test, config.run.seed)
+    except UserError as error:
+        if not sum(outside):
+            raise
+        raise UserError(f"{error} (with {sum(outside)} clients that never train among them)") from None
+    if sum(outside):
+        split = set_apart(split, *outside, config.run.seed)
     if data.global_test is not None:
         split = with_common_test(split, labels, data.global_test, config.run.seed)
     return dataset, split
@@ -237,6 +249,8 @@ def _prepare(
     federation = load_federation(config) if data is None else data
     if config.data.global_test is not None and federation.common is None:
         raise UserError("data.global_test: your own data need `common`, test samples for all (Federation.from_arrays)")
+    if (config.data.new_clients or config.data.validation_clients) and data is not None:
+        raise UserError("data.new_clients: your own data bring such clients along: dataclasses.replace(newcomers=...)")
     for note in federation.notes:
         observer.notice(note)
     config, notices = clip(config, federation.clients)
@@ -246,16 +260,25 @@ def _prepare(
     notices += more
     if hasattr(config.method, "notices"):
         notices += config.method.notices()
+    if federation.newcomers is not None and not getattr(config.method, "one_model", False):
+        notices.append(f"method '{config.method_name}' has no model for clients that never train: they are left out")
     for notice in notices:
         observer.notice(notice)
+    shape = federation.input_shape
     if hasattr(config.method, "arrange"):
         federation = config.method.arrange(federation)
     factory = models.find(config.model) if model is None else model
     options = config.model_options if model is None else {}
     seed = config.run.seed
 
+    def make() -> nn.Module:
+        if not hasattr(config.method, "wrap"):
+            return models.make(factory, federation.input_shape, federation.classes, options)
+        wrapped: nn.Module = config.method.wrap(models.make(factory, shape, federation.classes, options), shape)
+        return wrapped
+
     def build() -> nn.Module:
-        return initial_model(lambda: models.make(factory, federation.input_shape, federation.classes, options), seed)
+        return initial_model(make, seed)
 
     settings = {
         "training": config.training,
@@ -268,7 +291,11 @@ def _prepare(
     watching = Watching(tuple(config.run.watch), tuple(config.run.watch_rounds), config.run.watch_all)
     watching.check(federation.clients)
     method, faults = config.method, config.faults
-    parts = engines.Parts(federation, build, method, faults, settings, watching, network, rule, attack)
+    resident = config.run.resident
+    parts = engines.Parts(federation, build, method, faults, settings, watching, network, rule, attack, resident)
+    if resident == "round" and not parts.lean(build()):
+        why = "in this run all clients have models" if attack is None else "attackers have models of their own"
+        observer.notice(f"run.resident = 'round' is ignored: {why}")
     return parts, config
 
 
@@ -328,7 +355,7 @@ def _rounds(
             if evaluate:
                 results = engines.results(engine)
                 row = records.measure(t, results, edges, known, config.method, time.perf_counter() - begin)
-                row |= records.promised(engine)
+                row |= records.promised(engine) | records.outside(engine) | records.of_method(engine)
                 folder.append_metrics(row)
             observer.round(t, row)
             due = time.perf_counter() - saved_at > CHECKPOINT_SECONDS
@@ -343,6 +370,8 @@ def _rounds(
         observer.notice("run.watch: in the rounds watched the method compared no models: there is no similarity.csv")
     final = engines.results(engine)
     folder.write_clients(records.clients(final, known, engine))
+    if strangers := records.strangers(engine):
+        folder.write_new_clients(strangers)
     history = folder.metrics()
     promise = records.privacy(engine)
     if promise:

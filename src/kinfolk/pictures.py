@@ -34,6 +34,8 @@ METRICS = {
     "accuracy": Metric("accuracy, %", 100),
     "accuracy_client0": Metric("accuracy of client 0, %", 100),
     "global_accuracy": Metric("accuracy on the common test set, %", 100),
+    "new_accuracy": Metric("accuracy on new clients, %", 100),
+    "validation_accuracy": Metric("accuracy on validation clients, %", 100),
     "before_mixing": Metric("accuracy before mixing, %", 100),
     "loss": Metric("test loss", 1),
     "neighbor_precision": Metric("neighbor precision, %", 100),

@@ -91,7 +91,7 @@ def permutations(seed: int, purpose: str, round: int, client: Tensor, sizes: Ten
     index = (torch.arange(count, device=client.device) << 32)[:, None] + place
     keys = bits(seed, purpose, round, client[:, None, None], index)
     if sizes.numel() and int(sizes.min()) < width:
-        keys = keys.masked_fill(place >= sizes.to(client.device, non_blocking=True)[:, None, None], LARGEST)
+        keys = keys.masked_fill(place >= dispatch.there(sizes, client.device)[:, None, None], LARGEST)
     return keys.argsort(dim=2, stable=True)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from kinfolk import engines, metrics
 from kinfolk.config import Config
-from kinfolk.data.federation import Federation
+from kinfolk.data.federation import Federation, Part
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,19 @@ class Truth:
     clusters: np.ndarray | None  # [n] true clusters
     labels: np.ndarray  # [n, C] shares of each label among a client's training samples
     attackers: np.ndarray | None = None  # [n] bool, if there are any: they count in no mean
+    constant: np.ndarray | None = None  # [n] accuracy of a client's most frequent training label; None: some have none
 
     @classmethod
     def of(cls, engine: engines.Engine) -> Truth:
         clusters = engine.shards[0].cohort.clusters
         parts = [shard.cohort.data for shard in engine.shards]
-        counts = np.concatenate([_label_counts(part) for part in parts])
+        counts = np.concatenate([_label_counts(part, part.train) for part in parts])
+        tests = np.concatenate([_label_counts(part, part.test) for part in parts])
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         attack = engine.shards[0].peers.attack
         attackers = None if attack is None else attack.attackers.cpu().numpy()
-        return cls(None if clusters is None else clusters.cpu().numpy(), shares, attackers)
+        constant = _constant(counts, tests) if counts.any(axis=1).all() else None
+        return cls(None if clusters is None else clusters.cpu().numpy(), shares, attackers, constant)
 
     @property
     def honest(self) -> np.ndarray | None:
@@ -44,9 +47,15 @@ class Truth:
         return metrics.all_overlaps(self.labels)
 
 
-def _label_counts(data: Federation) -> np.ndarray:
-    """[m, C] how often each client has each label."""
-    part = data.train
+def _constant(train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """[n] share of its test samples that have a client's most frequent training label; counts [n, C]."""
+    right = np.take_along_axis(test, train.argmax(axis=1)[:, None], axis=1)[:, 0]
+    total = test.sum(axis=1)
+    return np.where(total > 0, right / np.maximum(total, 1), np.nan)
+
+
+def _label_counts(data: Federation, part: Part) -> np.ndarray:
+    """[m, C] how often each client has each label in a part of its samples."""
     client = np.repeat(np.arange(data.clients), part.sizes.cpu().numpy())
     cells = client * data.classes + part.y.cpu().numpy()
     return np.bincount(cells, minlength=data.clients * data.classes).reshape(data.clients, data.classes)
@@ -60,6 +69,9 @@ def measure(
     results = _without(results, truth.attackers)
     row: dict[str, Any] = {"round": t, **metrics.spread(results.accuracy)}
     row["accuracy_client0"] = float(results.accuracy[0])
+    if truth.constant is not None:
+        constant = truth.constant if honest is None else truth.constant[honest]
+        row["constant_accuracy"] = metrics.spread(constant)["accuracy"]
     row["before_mixing"] = metrics.spread(results.before_mixing)["accuracy"]
     row["loss"] = float(np.nanmean(results.loss)) if np.isfinite(results.loss).any() else math.nan
     if results.global_accuracy is not None:
@@ -79,6 +91,8 @@ def measure(
         row["ari"] = metrics.cluster_ari(results.clusters[known], clusters[known])
     if getattr(method, "forms_groups", False) and results.clusters is not None and results.clusters.size <= metrics.FEW:
         row |= metrics.grouping(results.clusters, truth.labels)
+    if results.apart is not None and np.isfinite(results.apart).any():
+        row["group_objective"] = float(np.nansum(results.apart) / 2)  # of both of a pair
     row["models_received"] = int(results.models_received.sum())
     row["vectors_received"] = int(results.vectors_received.sum())
     row["bytes_received"] = int(results.bytes_received.sum())
@@ -158,6 +172,32 @@ def _private(results: engines.Results, i: int) -> dict[str, Any]:
         row |= {"epsilon": float(results.epsilon[i]), "delta": float(results.delta[i])}
         row["releases"] = int(results.releases[i])
     return row
+
+
+def outside(engine: engines.Engine) -> dict[str, float]:
+    """For a row of metrics: how clients that never train fare, over all their samples and as a mean over clients."""
+    row = {}
+    for role, found in engines.outsiders(engine).items():
+        spread = metrics.spread(found.accuracy)
+        row[f"{role}_accuracy"] = found.pooled
+        row[f"{role}_accuracy_clients"], row[f"{role}_worst10"] = spread["accuracy"], spread["worst10"]
+    return row
+
+
+def of_method(engine: engines.Engine) -> dict[str, Any]:
+    """For a row of metrics: what the method itself has to say of its state."""
+    shard = engine.shards[0]
+    said: dict[str, Any] = shard.method.report(shard.cohort, shard.state) if hasattr(shard.method, "report") else {}
+    return said
+
+
+def strangers(engine: engines.Engine) -> list[dict[str, Any]]:
+    """A row for every client that never trains."""
+    return [
+        {"role": role, "client": i, "samples": int(size), "accuracy": float(accuracy), "loss": float(loss)}
+        for role, found in engines.outsiders(engine).items()
+        for i, (accuracy, loss, size) in enumerate(zip(found.accuracy, found.loss, found.sizes))
+    ]
 
 
 def summary(history: list[dict[str, Any]], config: Config) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def test_it_runs_on_every_graph_with_three_of_ten_clients_away(method: str, peer
 
 
 # Methods whose clients train otherwise than `local` does, whoever is in reach.
-OTHER_TRAINING = {"ditto", "dispfl", "fomo", "p4", "proxyfl"}
+OTHER_TRAINING = {"ditto", "dispfl", "dp-dsgt", "fomo", "p4", "proxyfl"}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kinfolk.matching.grouping import Pairs, at_random, form, members, objective
+from kinfolk.matching.grouping import Pairs, at_random, form, members, objective, within
 
 
 def all_pairs(place: np.ndarray, ids: np.ndarray | None = None) -> Pairs:
@@ -152,3 +152,11 @@ def test_the_objective_counts_every_known_pair_once() -> None:
     pairs = Pairs(np.array([0, 1, 0, 2]), np.array([1, 0, 2, 3]), np.array([2.0, 2.0, 5.0, 1.5]))
     assert objective(np.array([0, 0, 2, 2]), np.arange(4), pairs) == 3.5
     assert objective(np.arange(4), np.arange(4), pairs) == 0.0
+
+
+def test_each_client_has_its_own_part_of_the_objective() -> None:
+    ids = np.array([2, 3, 5, 7, 11])
+    pairs = Pairs(np.array([2, 3, 2, 5]), np.array([3, 2, 5, 7]), np.array([2.0, 2.0, 5.0, np.nan]))
+    found = within(np.array([2, 2, 2, 5, 11]), ids, pairs)
+    assert found[:3].tolist() == [7.0, 2.0, 5.0]
+    assert np.isnan(found[3:]).all()  # of a pair whose distance is not known, and alone

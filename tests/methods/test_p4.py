@@ -22,6 +22,7 @@ from kinfolk.cohort.training import Training
 from kinfolk.data.federation import Federation
 from kinfolk.errors import UserError
 from kinfolk.experiment import clip, resume
+from kinfolk.matching.grouping import at_random
 from kinfolk.methods.groups import l1_distances
 from kinfolk.methods.p4 import P4, State
 from kinfolk.methods.private import Releases, account
@@ -471,6 +472,12 @@ def test_a_tuned_model_is_the_proxy_after_plain_steps_on_own_records() -> None:
         assert torch.allclose(state_of(engine).personal[row], torch.cat([weights.flatten(), bias]), atol=1e-6)
 
 
+def test_a_run_with_fewer_directions_than_inputs_has_smaller_models() -> None:
+    settings = tiny_experiment(method={"name": "p4", "projection": 20})
+    settings["model"] = {"name": "linear"}
+    assert kinfolk.run(settings, out="a").weights().shape == (8, 21 * 10)
+
+
 def test_the_running_average_is_of_the_groups_proxies() -> None:
     engine = engine_of(P4(groups="random", averaging=0.75), make_federation([6] * 4))
     expected: Tensor | None = None
@@ -531,6 +538,42 @@ def test_quality_of_groups_is_measured_over_pairs() -> None:
     assert found["group_purity_chance"] == pytest.approx(2 / 6)
     assert found["group_label_distance"] == pytest.approx(0.3)
     assert np.isnan(grouping(np.array([0, 1, 2, -1]), labels)["group_purity"])
+
+
+def test_the_objective_is_the_sum_of_distances_within_groups() -> None:
+    data = make_federation([6] * 9)
+    one, three = (engine_of(P4(groups="l1", cap=4, sampled=8, **PAPER), data, shards=n) for n in (0, 3))  # type: ignore[arg-type]
+    proxies = published(one, 1)[0]["weights"]
+    three.step(1, True)
+    state = state_of(one)
+    for i in range(9):
+        group = [j for j in range(9) if state.clusters[j] == state.clusters[i] and j != i]
+        expected = sum(float((proxies[i] - proxies[j]).abs().sum()) for j in group)
+        assert float(state.apart[i].nan_to_num()) == pytest.approx(expected, rel=1e-6)
+    assert float(state.apart.nansum()) > 0
+    several = torch.cat([shard.state.apart for shard in three.shards])
+    assert torch.equal(several.nan_to_num(), state.apart.nan_to_num())
+
+
+def test_the_objective_is_logged_where_distances_made_the_groups() -> None:
+    with_distances = run("a", preset="paper", cap=4)
+    assert all(row["group_objective"] > 0 for row in with_distances.metrics)
+    assert len({row["group_objective"] for row in with_distances.metrics}) == 1
+    assert "group_objective" not in run("b", groups="random", cap=4).summary
+    assert "group_objective" not in run("c", preset="paper", cap=1).summary
+
+
+def test_without_noise_the_objective_is_below_that_of_random_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet(monkeypatch)
+    data = mains(32, 30)
+    engine = engine_of(P4(cap=4, noise="noble", preset="paper", rotate_every=0), data, rounds=100)
+    messages = published(engine, 1)
+    proxies = messages[0]["weights"]
+    apart = torch.cdist(proxies, proxies, p=1)
+    found = float(state_of(engine).apart.nansum())
+    names = torch.from_numpy(at_random(32, 4, 0))
+    by_chance = float(apart[names[:, None] == names].sum())
+    assert found < 0.6 * by_chance
 
 
 def test_the_step_on_inputs_of_length_one_follows_the_noise() -> None:

@@ -39,6 +39,7 @@ from kinfolk.cohort.training import (
 from kinfolk.cohort.watch import Measure, Watch
 from kinfolk.cohort.workers import side_by_side, span_of
 from kinfolk.data.federation import Federation, Part
+from kinfolk.kernels.dispatch import there
 from kinfolk.models.vectorise import activations
 from kinfolk.peers.base import Pool
 
@@ -83,10 +84,11 @@ class Cohort:
         precision: str = "float32",
         chunk: int | None = None,
         rounds: int | None = None,
+        shared: bool = False,
     ) -> None:
         """`data` holds exactly the cohort's clients; `ids` are their names in the whole federation of `n` (default
         0..m-1, m); `clusters` [n] are the true clusters of all clients, for methods that are allowed to know them;
-        `rounds` is how long the run will be, if it is known."""
+        `rounds` is how long the run will be, if it is known; `shared`: all rows of `weights` are one in memory."""
         self.device = torch.device(device)
         self.precision = precision
         self.dtype = torch.float64 if precision == "float64" else torch.float32
@@ -105,7 +107,8 @@ class Cohort:
             self.model, self.layout, self.data.input_shape, self.device, precision, short
         )
         self.initial = self.layout.flatten(self.model)
-        self.weights = self.initial.expand(len(self), -1).clone()
+        alike = self.initial.expand(len(self), -1)
+        self.weights = alike if shared else alike.clone()
         self.personal: Tensor | None = None  # [m, d] what each client uses and is tested with, if not `weights`
         self.mixture: judging.Mixture | None = None  # models of others that each uses beside it, and is tested with
         self.combine: Combine | None = None  # in place of the weighted mean
@@ -181,13 +184,14 @@ class Cohort:
         epochs: int | None = None,
         purpose: str = "batch",
         last: bool = True,
+        steer: Steer | None = None,
     ) -> Tensor:
         """Every present client (of those in `active` [m], default all) trains on its own data; mean loss [m].
 
         part: the only columns that move; epochs: instead of the run's own; purpose: what the batches are drawn for, a
-        name for each time a client trains in a round; last: the models are then complete.
+        name for each time a client trains in a round; last: the models are then complete; steer: of the gradients.
         """
-        self.weights, loss = self.trained(self.weights, t, active, part, epochs, purpose)
+        self.weights, loss = self.trained(self.weights, t, active, part, epochs, purpose, steer)
         if self.round.evaluate and last:
             self.round.before_mixing = self.evaluate(common=False).accuracy
         return loss
@@ -222,7 +226,7 @@ class Cohort:
 
         def work(rows: Tensor) -> None:
             span = span_of(rows)
-            here = rows.to(self.device, non_blocking=True) if span is None else span
+            here = there(rows, self.device) if span is None else span
             sizes = data.sizes[rows]
             frame = self._frames(sizes, settings)
             batches = plan(self.seed, t, self.ids[here], data.starts[here], sizes, settings, purpose, frame)
@@ -267,7 +271,6 @@ class Cohort:
             tuple(block.shape), batches.counts.numpy().tobytes(), None if part is None else (part.start, part.stop),
             None if steer is None else steer.key,
         )  # fmt: skip
-        sizes = sizes.to(self.device, non_blocking=True)
         return self._replay(key, work, block, batches.index, sizes, *looks, *beside)
 
     def _alike(self, steps: Tensor, workers: int = 1) -> list[Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.cohort.program import sample_losses
+from kinfolk.kernels.dispatch import there
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def score_chunk(
     loss = torch.zeros(sizes.numel(), dtype=torch.float64, device=device)
     right = torch.zeros_like(loss)
     ragged = int(sizes.min()) < longest
-    count = sizes.to(device, non_blocking=True)
+    count = there(sizes, device)
     limits = count[:, None]
     with torch.no_grad():
         for first in range(0, longest, width):

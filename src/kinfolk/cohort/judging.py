@@ -18,6 +18,7 @@ from kinfolk.cohort.evaluation import Scores, score_chunk
 from kinfolk.cohort.program import Program, rounding, sample_losses
 from kinfolk.cohort.workers import side_by_side
 from kinfolk.data.federation import Part
+from kinfolk.kernels.dispatch import there
 
 if TYPE_CHECKING:
     from kinfolk.cohort.cohort import Cohort
@@ -41,7 +42,7 @@ class Look:
         counts = torch.where(part.sizes > WHOLE, SOME, part.sizes)
         width = max(1, int(counts.max()))
         order = randomness.permutations(cohort.seed, "judge", t, cohort.ids, part.sizes, 1)[:, 0, :width]
-        counts = counts.to(cohort.device)[:, None]
+        counts = there(counts, cohort.device)[:, None]
         inside = torch.arange(order.shape[1], device=cohort.device) < counts
         index = part.starts[:, None] + torch.where(inside, order, 0)
         share = inside.to(torch.float64) / counts.clamp(min=1)
@@ -102,7 +103,7 @@ class Look:
         cohort, width = self.cohort, self.index.shape[1]
         workers = cohort.room.workers(models.numel(), width)
         size = cohort.room.fitting(numbers, width, models.numel(), workers)
-        models, clients = models.to(cohort.device), clients.to(cohort.device)
+        models, clients = there(models, cohort.device), there(clients, cohort.device)
 
         def chunk(first: int) -> tuple[Tensor, Tensor]:
             which, whose = models[first : first + size], clients[first : first + size]
@@ -159,10 +160,10 @@ def score(
     def work(first: int) -> Scores:
         which, whose = models[first : first + size], clients[first : first + size]
         block = _composed(cohort, weights, which, whose, head)
-        starts, sizes = part.starts[whose.to(cohort.device, non_blocking=True)], part.sizes[whose]
+        starts, sizes = part.starts[there(whose, cohort.device)], part.sizes[whose]
         predict = cohort.program.logits
         if mixture is not None:
-            predict = partial(mixture.predict, cohort.program, which.to(cohort.device))
+            predict = partial(mixture.predict, cohort.program, there(which, cohort.device))
         with cohort.room.threads(which.numel() * width), rounding(cohort.device, cohort.precision):
             return score_chunk(predict, block, x, part.y, starts, sizes, width)
 
@@ -183,9 +184,9 @@ def proxy_accuracy(cohort: Cohort) -> Tensor | None:
 
 def _composed(cohort: Cohort, weights: Tensor, models: Tensor, clients: Tensor, head: slice | None) -> Tensor:
     """The models [p, d], with the clients' own parameters in the columns of the head."""
-    block = weights[models.to(weights.device, non_blocking=True)]
+    block = weights[there(models, weights.device)]
     if head is not None:
-        block[:, head] = cohort.weights[clients.to(cohort.device, non_blocking=True)][:, head]
+        block[:, head] = cohort.weights[there(clients, cohort.device)][:, head]
     return block
 
 

@@ -123,7 +123,7 @@ class Derived:
             logits = self.forward(dict(zip(self.layout.names, weights)), x[index])
         losses = sample_losses(logits.to(slots[0].dtype), labels)
         each = losses.mean(dim=1) if share is None else (losses * share.to(losses.dtype)).sum(dim=1)
-        return each.detach(), list(torch.autograd.grad(each.sum(), weights))
+        return each.detach(), list(torch.autograd.grad(each.sum(), weights, materialize_grads=True))
 
     def logits(self, block: Tensor, x: Tensor, index: Tensor) -> Tensor:
         with torch.no_grad(), self._lower():

@@ -50,6 +50,25 @@ class Proximal:
 
 
 @dataclass(frozen=True)
+class Shifted:
+    """The same is added to every gradient of a client."""
+
+    shift: Tensor  # [m, d]
+
+    @property
+    def beside(self) -> tuple[Tensor, ...]:
+        return (self.shift,)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("shifted",)
+
+    def bend(self, slots: list[Tensor], gradients: list[Tensor], *beside: list[Tensor], step: int = 0) -> None:
+        for gradient, shift in zip(gradients, beside[0]):
+            gradient.add_(shift)
+
+
+@dataclass(frozen=True)
 class Masked:
     """Only some parameters of each client move, and no step follows a gradient longer than `longest`."""
 

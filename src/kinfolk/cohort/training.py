@@ -17,6 +17,7 @@ from kinfolk import kernels, randomness
 from kinfolk.cohort import augment
 from kinfolk.cohort.program import Program
 from kinfolk.cohort.steer import Steer
+from kinfolk.kernels.dispatch import there
 from kinfolk.settings import setting
 
 # How many times as many steps as another a client of the same chunk may have. What is planned and never taken costs
@@ -50,6 +51,7 @@ class Frame:
 
     counts: Tensor  # [m, steps] on the CPU: samples of each client's batch, 0 once a client has finished
     first: Tensor  # [m, steps] where in a client's shuffled samples, one pass after another, a batch begins
+    moving: Tensor  # [steps, m] bool: who takes a step
     epochs: int  # passes that have to be shuffled
     widest: int  # samples of the largest client
     width: int  # samples of the largest batch
@@ -72,13 +74,22 @@ class Frame:
         widths = counts.amax(dim=0).tolist()
         places = torch.arange(1, counts.shape[0] + 1)[:, None]
         rows = torch.where(counts > 0, places, 0).amax(dim=0).tolist()
-        there = counts.to(device, non_blocking=True)
+        known = there(counts, device)
         shares = [
-            None if least == width else _shares(there[:, step, None], width)
+            None if least == width else _shares(known[:, step, None], width)
             for step, (least, width) in enumerate(zip(counts.amin(dim=0).tolist(), widths))
         ]
-        first = first.to(device, non_blocking=True)
-        return Frame(counts, first, epochs, widest, min(size, widest), widths, rows, shares)
+        return Frame(
+            counts,
+            there(first, device),
+            (known.T > 0).contiguous(),
+            epochs,
+            widest,
+            min(size, widest),
+            widths,
+            rows,
+            shares,
+        )
 
 
 def _shares(counts: Tensor, width: int) -> Tensor:
@@ -132,6 +143,8 @@ def alike(steps: Tensor, sizes: Tensor, most: int) -> list[Tensor]:
     sizes: [m] samples; most: clients in a chunk. Those with more steps, and of equals those with more samples, come
     first: whoever has finished is left out of the steps that follow, and a chunk that takes long begins soon.
     """
+    if not steps.numel():
+        return []
     order = torch.argsort(steps * (sizes.max() + 1) + sizes, descending=True, stable=True)
     order = order[steps[order] > 0]
     chunks: list[Tensor] = []
@@ -164,14 +177,14 @@ def plan(
     position = position.clamp(max=order.shape[1] - 1)  # past the end only outside a batch
     chosen = order.gather(1, position.flatten(1)).view(position.shape)
     if int(sizes.min()) < frame.widest:  # padding points at a client's first sample, which is always there
-        chosen = torch.where(chosen < sizes.to(device, non_blocking=True)[:, None, None], chosen, 0)
+        chosen = torch.where(chosen < there(sizes, device)[:, None, None], chosen, 0)
     looks = None if training.augment is None else augment.draw(seed, t, ids, len(frame.widths), frame.width, purpose)
     return Plan(starts[:, None, None] + chosen, frame, looks)
 
 
 def rates(plan: Plan, lr: float, dtype: torch.dtype) -> Tensor:
     """Step sizes [steps, m]: lr, and 0 once a client has finished: its momentum must not carry it on."""
-    return ((plan.counts.T > 0).to(dtype) * lr).contiguous()
+    return plan.frame.moving.to(dtype) * lr
 
 
 def train_chunk(

@@ -6,7 +6,7 @@ Ragged clients therefore cost no padding, and a batch of many clients is one gat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +52,9 @@ class Federation:
     name: str = "custom"
     notes: list[str] = field(default_factory=list)
     common: Part | None = None  # test samples for everybody, as if one client held them
+    validation: Part | None = None  # samples of clients that never train, to choose settings by
+    newcomers: Part | None = None  # samples of clients that never train, to be tested on
+    outside: dict[str, Tensor] = field(default_factory=dict)  # true clusters [k] of "validation" and "newcomers"
     gaps: tuple[str, ...] = ()  # what of the samples' making differential privacy does not cover
 
     @property
@@ -69,8 +72,14 @@ class Federation:
         return replace(self, train=self.train.select(rows), test=self.test.select(rows), clusters=clusters)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
-        common = None if self.common is None else self.common.to(device, dtype)
-        return replace(self, train=self.train.to(device, dtype), test=self.test.to(device, dtype), common=common)
+        return self.mapped(lambda part: part.to(device, dtype))
+
+    def mapped(self, change: Callable[[Part], Part]) -> Federation:
+        """The federation with all its samples changed alike."""
+        names = ("train", "test", "common", "validation", "newcomers")
+        parts = {name: part for name in names if (part := getattr(self, name)) is not None}
+        changed: dict[str, Any] = {name: change(part) for name, part in parts.items()}
+        return replace(self, **changed)
 
     def pooled(self) -> Federation:
         """The same clients and tests with all training samples in the hands of client 0."""
@@ -90,7 +99,7 @@ class Federation:
         y = np.concatenate([dataset.train.y, dataset.test.y])
         shift, spread = _scaling(dataset, scale)
 
-        def part(indices: list[np.ndarray]) -> Part:
+        def part(indices: list[np.ndarray], split: Split) -> Part:
             sizes = torch.tensor([len(i) for i in indices])
             rows = np.concatenate(indices) if len(indices) else np.zeros(0, dtype=np.int64)
             owner = np.repeat(np.arange(len(indices)), sizes.numpy())
@@ -99,10 +108,15 @@ class Federation:
             labels = y[rows] if split.swaps is None else exchange(y[rows], split.swaps[owner])
             return Part(scaled, torch.from_numpy(labels), _starts(sizes), sizes)
 
-        common = None if split.common is None else part([split.common])  # then nothing is turned or exchanged
+        common = None if split.common is None else part([split.common], split)  # then nothing is turned or exchanged
+        outside = [None if some is None else part(some.test, some) for some in (split.validation, split.newcomers)]
         clusters = None if split.clusters is None else torch.as_tensor(split.clusters, dtype=torch.int64)
-        train, test = part(split.train), part(split.test)
-        return cls(train, test, dataset.classes, clusters, dataset.name, list(split.notes), common)
+        train, test = part(split.train, split), part(split.test, split)
+        made = cls(train, test, dataset.classes, clusters, dataset.name, list(split.notes), common)
+        groups = {"validation": split.validation, "newcomers": split.newcomers}
+        known = {name: some.clusters for name, some in groups.items() if some is not None}
+        labels = {name: torch.as_tensor(each, dtype=torch.int64) for name, each in known.items() if each is not None}
+        return replace(made, validation=outside[0], newcomers=outside[1], outside=labels)
 
     @classmethod
     def from_arrays(

@@ -34,6 +34,11 @@ def per_client(federation: Federation, epsilon: float = EPSILON) -> Federation:
             "data.norm = 'per-client' has no scale for test samples that belong to nobody: leave out data.global_test, "
             "or use norm = 'group'"
         )
+    if federation.newcomers is not None or federation.validation is not None:
+        raise UserError(
+            "data.norm = 'per-client' takes the scale from training samples, which clients that never train have none "
+            "of: leave out data.new_clients and data.validation_clients, or use norm = 'group'"
+        )
     mean, factor = _moments(federation.train, federation.clients, epsilon)
 
     def scaled(part: Part) -> Part:
@@ -56,8 +61,7 @@ def grouped(federation: Federation, groups: int = GROUPS, epsilon: float = EPSIL
     def scaled(part: Part) -> Part:
         return _mapped(part, lambda x, rows: F.group_norm(x, groups, eps=epsilon))
 
-    common = None if federation.common is None else scaled(federation.common)
-    return replace(federation, train=scaled(federation.train), test=scaled(federation.test), common=common)
+    return federation.mapped(scaled)
 
 
 NORMS: dict[str, Callable[[Federation], Federation]] = {"per-client": per_client, "group": grouped}

@@ -28,6 +28,13 @@ def tile(width: int, least: int = 16) -> int:
     return size
 
 
+def there(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device. A GPU copies it from pinned memory: from any other it would first finish its work."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def aligned(lists: Tensor) -> Tensor:
     """[m, w] with the numbers of a row side by side, which programs take for granted."""
     return lists if lists.stride(1) == 1 else lists.contiguous()

@@ -31,6 +31,11 @@ def fedavg(rounds: int, share: float = 1) -> Cost:
     return Cost(2 * share * rounds, share)
 
 
+def scaffold(rounds: int, share: float = 1) -> Cost:
+    """Every round every client sends two vectors of a model's size up and gets two down: 4 Δ."""
+    return Cost(4 * share * rounds, 2 * share)
+
+
 def ifca(models: int, rounds: int, share: float = 1) -> Cost:
     """Every round every client gets all c models down and sends one up: (c + 1) Δ. The server sends c·n at once."""
     return Cost((models + 1) * share * rounds, models * share)

@@ -133,10 +133,22 @@ def members(ids: Array, group: Array, width: int) -> Array:
     return lists
 
 
-def objective(group: Array, ids: Array, pairs: Pairs) -> float:
-    """What grouping makes small: the sum of known distances within groups, each pair counted once (eqs 4 and 5)."""
+def within(group: Array, ids: Array, pairs: Pairs) -> Array:
+    """Of each client ids [p]: the sum of its known distances to the others of its group [p], NaN if none is known.
+
+    A pair that both know of counts once.
+    """
     known = pairs.among(ids)
     inside = group[known.first] == group[known.second]
     keys = np.sort(np.stack([known.first[inside], known.second[inside]], axis=1), axis=1)
-    _, once = np.unique(keys, axis=0, return_index=True)
-    return float(known.distance[inside][once].sum())
+    ends, once = np.unique(keys, axis=0, return_index=True)
+    found, seen = np.zeros(len(ids)), np.zeros(len(ids), dtype=bool)
+    for end in ends.T:
+        np.add.at(found, end, known.distance[inside][once])
+        seen[end] = True
+    return np.where(seen, found, np.nan)
+
+
+def objective(group: Array, ids: Array, pairs: Pairs) -> float:
+    """What grouping makes small: the sum of known distances within groups, each pair counted once (eqs 4 and 5)."""
+    return float(np.nansum(within(group, ids, pairs)) / 2)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kinfolk import randomness
 from kinfolk.cohort.cohort import Cohort
+from kinfolk.cohort.steer import Steer
 from kinfolk.matching import cost
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers
@@ -33,6 +34,7 @@ class FedAvg:
 
     participation: float = setting(1.0, "share of the clients that train in a round (C)", gt=0, le=1)
     server = True
+    one_model = True
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""
@@ -44,21 +46,31 @@ class FedAvg:
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         cohort.adopt(state.model)
         chosen = self.participants(t, cohort, peers)
-        cohort.train(t, active=chosen)
+        cohort.train(t, active=chosen, steer=self.steer(cohort))
         weights = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
         mean = peers.mean(t, cohort.weights, weights, before=state.model)
         model = torch.where(torch.isfinite(mean).all(), mean, state.model)
         cohort.adopt(model)
         return State(model)
 
+    def steer(self, cohort: Cohort) -> Steer | None:
+        """What is done to the gradients of clients that have just taken over the server's model: nothing."""
+        return None
+
     def participants(self, t: int, cohort: Cohort, peers: Peers) -> Tensor:
         """[m] Who trains this round: every process draws the same set for all n clients and looks up its own."""
-        count = self.count(peers.n)
-        if count >= peers.n:
+        drawn = self.visitors(t, cohort.seed, peers.n, cohort.device)
+        if drawn is None:
             return torch.ones(len(cohort), dtype=torch.bool, device=cohort.device)
-        server = torch.tensor([peers.n], device=cohort.device)
-        drawn = randomness.positions(cohort.seed, "participants", t, server, server, count)
         return torch.isin(cohort.ids, drawn)
+
+    def visitors(self, t: int, seed: int, n: int, device: torch.device) -> Tensor | None:
+        """[k] ids of those of n clients that train in round t; None: all."""
+        count = self.count(n)
+        if count >= n:
+            return None
+        server = torch.tensor([n], device=device)
+        return randomness.positions(seed, "participants", t, server, server, count)[0]
 
     def count(self, n: int) -> int:
         """How many of n clients train in a round."""

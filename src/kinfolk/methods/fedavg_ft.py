@@ -20,6 +20,7 @@ class FedAvgFT(FedAvg):
 
     participation: float = setting(0.1, "share of the clients that train in a round (C)", gt=0, le=1)
     tune_epochs: int = setting(1, "epochs on the copy that is tested", ge=1)
+    one_model = False
 
     def start(self, cohort: Cohort) -> State:
         cohort.tuning = self.tune_epochs

@@ -10,7 +10,7 @@ among its members.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.errors import UserError
-from kinfolk.matching.grouping import Pairs, at_random, form, members
+from kinfolk.matching.grouping import Pairs, at_random, form, members, within
 from kinfolk.peers.base import Peers, Pool
 
 MANY = 2000  # clients above which tables of all pairs would be too large
@@ -32,13 +32,15 @@ class Groups:
 
     neighbors: Tensor  # [m, width] the others of its group, ascending, -1 for none
     name: Tensor  # [m] the smallest id of the group, -1 if it does not know its group yet
+    apart: Tensor  # [m] float64: sum of the known distances to its others, NaN if none is known
 
     @classmethod
     def none(cls, cohort: Cohort, cap: int) -> Groups:
         """Before anything is known."""
         width = max(1, min(cap, cohort.n) - 1)
         return cls(
-            torch.full((len(cohort), width), -1, device=cohort.device), torch.full_like(cohort.ids, -1)
+            torch.full((len(cohort), width), -1, device=cohort.device), torch.full_like(cohort.ids, -1),
+            torch.full((len(cohort),), torch.nan, dtype=torch.float64, device=cohort.device),
         )  # fmt: skip
 
 
@@ -50,7 +52,8 @@ def drawn(cohort: Cohort, peers: Peers, cap: int, kin: bool) -> Groups:
     ids, everybody = cohort.ids.cpu().numpy(), np.arange(cohort.n)
     group = at_random(cohort.n, cap, cohort.seed, within)
     lists = torch.from_numpy(members(everybody, group, max(1, min(cap, cohort.n) - 1))[ids]).to(cohort.device)
-    return Groups(_reachable(peers, lists), torch.from_numpy(group[ids]).to(cohort.device))
+    nobody = Groups.none(cohort, cap)
+    return replace(nobody, neighbors=_reachable(peers, lists), name=torch.from_numpy(group[ids]).to(cohort.device))
 
 
 def by_distance(t: int, cohort: Cohort, peers: Peers, pool: Pool, sampled: Tensor, cap: int) -> Groups:
@@ -124,17 +127,19 @@ def _viewed(cohort: Cohort, peers: Peers, known: np.ndarray, pairs: Callable[[np
     ids, nobody = cohort.ids.cpu().numpy(), Groups.none(cohort, cap)
     around = peers.reachable(0).cpu().numpy().copy()
     around[np.arange(len(ids)), ids] = True
-    lists, names = nobody.neighbors.cpu().numpy(), nobody.name.cpu().numpy()
+    lists, names, apart = (part.cpu().numpy() for part in (nobody.neighbors, nobody.name, nobody.apart))
     views, which = np.unique(np.concatenate([known, around], axis=1), axis=0, return_inverse=True)
     there = ~cohort.away().cpu().numpy()
     for number, view in enumerate(views):
         heard, seen = np.flatnonzero(view[: cohort.n]), np.flatnonzero(view[cohort.n :])
-        group = form(seen, pairs(heard), cap, cohort.seed)
+        known_pairs = pairs(heard)
+        group = form(seen, known_pairs, cap, cohort.seed)
         rows = np.flatnonzero((which.reshape(-1) == number) & there)
         places = np.searchsorted(seen, ids[rows])
         lists[rows] = members(seen, group, lists.shape[1])[places]
         names[rows] = group[places]
-    return Groups(torch.from_numpy(lists).to(cohort.device), torch.from_numpy(names).to(cohort.device))
+        apart[rows] = within(group, seen, known_pairs)[places]
+    return Groups(*(torch.from_numpy(part).to(cohort.device) for part in (lists, names, apart)))
 
 
 def joined(t: int, cohort: Cohort, peers: Peers, groups: Groups) -> Groups:
@@ -157,9 +162,8 @@ def joined(t: int, cohort: Cohort, peers: Peers, groups: Groups) -> Groups:
     others = torch.where(others == cohort.ids[:, None], host[:, None], others)
     others = _reachable(peers, _sorted(others))
     name = torch.minimum(cohort.ids, torch.where(others >= 0, others, cohort.n).amin(dim=1))
-    return Groups(
-        torch.where(found[:, None], others, groups.neighbors), torch.where(found, name, groups.name)
-    )  # fmt: skip
+    lists = torch.where(found[:, None], others, groups.neighbors)
+    return replace(groups, neighbors=lists, name=torch.where(found, name, groups.name))
 
 
 def _sorted(ids: Tensor) -> Tensor:

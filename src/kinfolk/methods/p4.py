@@ -28,11 +28,10 @@ from kinfolk.data.federation import Federation
 from kinfolk.data.projection import projected
 from kinfolk.matching import cost
 from kinfolk.methods import groups as grouping
-from kinfolk.methods import twins
 from kinfolk.methods.groups import Groups
-from kinfolk.methods.private import Budget, account
+from kinfolk.methods.private import Budget, account, begin, is_linear
 from kinfolk.methods.registry import register
-from kinfolk.methods.twins import GAP, Twins, is_linear, mean_gradient
+from kinfolk.methods.twins import GAP, Twins, mean_gradient
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
 
@@ -57,6 +56,7 @@ class State:
     personal: Tensor  # [m, d] the private models, what a client is tested with
     neighbors: Tensor  # [m, *] the others of the group
     clusters: Tensor  # [m] its name, -1 if it is not known yet
+    apart: Tensor  # [m] sum of the known distances to its others when it was formed, NaN if none is known
     average: Tensor  # [m, d] running average of the group's proxies (`averaging`; else [m, 0])
 
 
@@ -126,12 +126,12 @@ class P4(Budget):
     def start(self, cohort: Cohort) -> State:
         share = self.histogram_share if self.groups == "histogram" else 0.0
         self.open_account(cohort, self.releases, self._gaps(), share)
-        twins.begin(cohort)
+        begin(cohort)
         cohort.proxies = self.proxy
         nobody = Groups.none(cohort, self.most)
         average = torch.zeros_like(cohort.weights) if self.averaging else cohort.weights[:, :0]
         cohort.personal = cohort.weights
-        return State(cohort.weights, nobody.neighbors, nobody.name, average)
+        return State(cohort.weights, nobody.neighbors, nobody.name, nobody.apart, average)
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         sharing = self.releases is None or t <= self.releases
@@ -139,10 +139,12 @@ class P4(Budget):
         personal = self._twins(cohort).train(t, cohort, state.personal, sharing)
         if sharing:
             peers.publish(t, weights=cohort.weights)
-            groups = self._find(t, cohort, peers, Groups(state.neighbors, state.clusters))
+            groups = self._find(t, cohort, peers, Groups(state.neighbors, state.clusters, state.apart))
             self._average(t, cohort, peers, groups, before)
             average = self._remember(t, cohort, state.average)
-            state = replace(state, neighbors=groups.neighbors, clusters=groups.name, average=average)
+            state = replace(
+                state, neighbors=groups.neighbors, clusters=groups.name, apart=groups.apart, average=average
+            )
         if not self.proxy:
             personal = cohort.weights
         elif self.private == "tuned":
@@ -183,7 +185,8 @@ class P4(Budget):
 
     def _tuned(self, cohort: Cohort, state: State) -> Tensor:
         """The group's proxies after some plain steps on own records: [m, d]. Nothing of it is ever sent."""
-        releases, here = account(cohort), ~cohort.round.absent
+        releases = account(cohort)
+        here = releases.present()
         start = state.average if self.averaging else cohort.weights
         rate = self.private_lr or (TUNING_RATE if self._unit(cohort) else cohort.training.lr)
         batches = releases.everything(here)

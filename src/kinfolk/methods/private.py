@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.program import rounding
@@ -88,6 +88,22 @@ class Budget:
         return releases
 
 
+def is_linear(cohort: Cohort) -> bool:
+    """Whether the model is one linear layer."""
+    layers = [part for part in cohort.model.modules() if list(part.parameters(recurse=False))]
+    return len(layers) == 1 and isinstance(layers[0], nn.Linear)
+
+
+def begin(cohort: Cohort) -> Tensor:
+    """To be called by a method's `start`: the common initial model [d], now everybody's; zero if it is linear.
+
+    There is no symmetry to break then, and random weights would only be more noise.
+    """
+    model = torch.zeros_like(cohort.initial) if is_linear(cohort) else cohort.initial
+    cohort.weights = model.expand(len(cohort), -1).clone()
+    return model
+
+
 def account(cohort: Cohort) -> Releases:
     """The account that the method has opened."""
     assert isinstance(cohort.account, Releases), "the method has not opened an account in its start"
@@ -114,6 +130,7 @@ class Releases:
         self.source: Source = Seeded(cohort.seed)
         self.file: Journal | None = None
         self.ledger = self._ledger(None, "")
+        self._fetched: tuple[Any, dict[int, tuple[Tensor, Tensor]]] = (None, {})  # a round; its masks, also on the CPU
 
     def _ledger(self, file: Journal | None, data: str) -> Ledger:
         budget = self.budget
@@ -146,14 +163,15 @@ class Releases:
 
     def _charged(self, name: str, mechanisms: Sequence[Mechanism], which: Tensor, active: Tensor | None) -> Tensor:
         now, device = self.cohort.round, self.cohort.device
-        if active is None and now.everybody:
-            wanted = torch.ones(len(self.cohort), dtype=torch.bool)  # a GPU need not be asked
-        else:
-            wanted = (~now.absent if active is None else active.to(device) & ~now.absent).cpu()
+        wanted = torch.ones(len(self.cohort), dtype=torch.bool) if now.everybody else (~now.absent).cpu()
+        if active is not None:
+            wanted = wanted & active.cpu()
         may = self.ledger.charge(name, mechanisms, wanted, which)
         refused = (wanted & ~may).to(device)
         now.withheld = refused if now.withheld is None else now.withheld | refused
-        return may.to(device)
+        there = may.to(device)
+        self._masks()[id(there)] = there, may
+        return there
 
     def batches(self, t: int, step: int, may: Tensor) -> Batches:
         """The records of a step; nobody else than those who may [m] takes any."""
@@ -171,9 +189,29 @@ class Releases:
 
     def only(self, batches: Batches, may: Tensor) -> Batches:
         """The same batches, and empty ones for others than those who may [m]."""
-        here = may.cpu()
+        here = self._on_cpu(may)
         counts, widths = (torch.where(here, column, 0) for column in (batches.counts, batches.widths))
         return replace(batches, counts=counts, widths=widths)
+
+    def present(self) -> Tensor:
+        """[m] bool: who is there in this round."""
+        now = self.cohort.round
+        here = ~now.absent
+        if now.everybody:
+            self._masks()[id(here)] = here, torch.ones(here.shape, dtype=torch.bool)
+        return here
+
+    def _on_cpu(self, mask: Tensor) -> Tensor:
+        """The same [m] bool on the CPU: a GPU is asked once for each, and never for what is known here."""
+        masks = self._masks()
+        if id(mask) not in masks:
+            masks[id(mask)] = mask, mask.cpu()  # kept with the mask, so that its id stays its own
+        return masks[id(mask)][1]
+
+    def _masks(self) -> dict[int, tuple[Tensor, Tensor]]:
+        if self._fetched[0] is not self.cohort.round:
+            self._fetched = self.cohort.round, {}
+        return self._fetched[1]
 
     def gradient(
         self,

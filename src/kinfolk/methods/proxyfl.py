@@ -18,8 +18,7 @@ from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.matching import cost
-from kinfolk.methods import twins
-from kinfolk.methods.private import Budget
+from kinfolk.methods.private import Budget, begin
 from kinfolk.methods.registry import register
 from kinfolk.methods.twins import GAP, Twins
 from kinfolk.peers.base import Peers
@@ -53,7 +52,8 @@ class ProxyFL(Budget):
 
     def start(self, cohort: Cohort) -> State:
         self.open_account(cohort, gaps=[GAP] if self.alpha else [])
-        twins.begin(cohort)
+        begin(cohort)
+        cohort.proxies = True
         cohort.personal = cohort.weights
         return State(cohort.weights)
 

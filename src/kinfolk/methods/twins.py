@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.methods.private import Releases, account, found
@@ -40,7 +40,8 @@ class Twins:
         The proxies are the cohort's weights. Who has no budget left, or shares nothing, trains its private model only.
         A client one of whose models is not finite afterwards is in quarantine with both.
         """
-        releases, here = account(cohort), ~cohort.round.absent
+        releases = account(cohort)
+        here = releases.present()
         may = releases.charge(t) if sharing else torch.zeros_like(here)
         proxies, private = cohort.weights, personal
         losses: list[Tensor] = []
@@ -91,16 +92,3 @@ class Twins:
 def mean_gradient(sums: Sums, batches: Batches) -> Tensor:
     """[m, d]"""
     return sums.total / batches.divisor.clamp(min=1).to(sums.total.device, sums.total.dtype)[:, None]
-
-
-def is_linear(cohort: Cohort) -> bool:
-    """Whether the model is one linear layer."""
-    layers = [part for part in cohort.model.modules() if list(part.parameters(recurse=False))]
-    return len(layers) == 1 and isinstance(layers[0], nn.Linear)
-
-
-def begin(cohort: Cohort) -> None:
-    """To be called by a method's `start`: linear models begin at zero, as there is nothing to break symmetry for."""
-    cohort.proxies = True
-    if is_linear(cohort):
-        cohort.weights = torch.zeros_like(cohort.weights)

@@ -220,6 +220,24 @@ class Peers:
         FedAvg, unless the method says otherwise. before: [d] the server's model, where values are models [m, d]: then
         `[aggregation]` says what becomes of them.
         """
+        rows, shares = self._heard(t, values, weights, transfers, before)
+        total = shares.sum()
+        if before is not None and self.combine is not None:
+            return self.combine(before, rows, shares)
+        flat = rows.flatten(1)
+        mean = (shares / total).to(flat.dtype) @ flat
+        return torch.where(total > 0, mean, torch.nan).view(values.shape[1:])
+
+    def total(self, t: int, values: Tensor, weights: Tensor, transfers: int = 2) -> Tensor:
+        """As `mean`, but the weighted sum: 0 where nobody counts. For what is no model."""
+        rows, shares = self._heard(t, values, weights, transfers, None)
+        flat = rows.flatten(1)
+        return (shares.to(flat.dtype) @ flat).view(values.shape[1:])
+
+    def _heard(
+        self, t: int, values: Tensor, weights: Tensor, transfers: int, before: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the server hears: values [p, ...] and weights [p], 0 for whoever does not count."""
         name = self._server_call(t)
         counted = torch.where(self._unheard(t), 0.0, weights.to(self.host.ids.device, torch.float64))
         if before is not None and self.attack is not None:
@@ -229,14 +247,8 @@ class Peers:
         here = torch.where(self.host.silent(), -1, self.host.ids)  # who is refused too, but for nothing
         self._offer(t, here, {name: values, name + "-weights": counted})
         _, tensors = self.exchange.fetch(t, self._everybody(), (name, name + "-weights"))
-        shares = tensors[name + "-weights"]
-        total = shares.sum()
         self._count(counted > 0, transfers, values)
-        if before is not None and self.combine is not None:
-            return self.combine(before, tensors[name], shares)
-        flat = tensors[name].flatten(1)
-        mean = (shares / total).to(flat.dtype) @ flat
-        return torch.where(total > 0, mean, torch.nan).view(values.shape[1:])
+        return tensors[name], tensors[name + "-weights"]
 
     def gather(
         self, t: int, values: Tensor, before: Tensor | None = None, **facts: Tensor

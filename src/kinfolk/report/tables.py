@@ -62,6 +62,7 @@ def run_table(metrics: Sequence[Row], title: str) -> Table:
         ("round", lambda row: f"{row['round']}"),
         ("accuracy\n%", lambda row: share(row["accuracy"])),
         ("common\ntest %", lambda row: share(row.get("global_accuracy"))),
+        ("new\nclients %", lambda row: share(row.get("new_accuracy"))),
         ("proxy\n%", lambda row: share(row.get("proxy_accuracy"))),
         ("before\nmixing", lambda row: share(row["before_mixing"])),
         ("worst\n10 %", lambda row: share(row["worst10"])),

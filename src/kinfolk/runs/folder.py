@@ -40,6 +40,7 @@ from kinfolk.runs.tables import from_csv, to_csv
 from kinfolk.version import __version__
 
 CONFIG, METRICS, CLIENTS, SUMMARY = "config.toml", "metrics.jsonl", "clients.csv", "summary.json"
+NEW_CLIENTS = "new_clients.csv"
 REACHABLE, AWAY = "reachable.csv", "away.csv"  # as `peers` calls them
 
 
@@ -187,6 +188,15 @@ class RunFolder:
     def clients(self) -> list[dict[str, Any]]:
         """The per-client results: numbers as numbers, an empty cell as None."""
         path = self.path / CLIENTS
+        return from_csv(path.read_bytes().decode()) if path.exists() else []
+
+    def write_new_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the table of clients that never train."""
+        self._replace(NEW_CLIENTS, to_csv(rows))
+
+    def new_clients(self) -> list[dict[str, Any]]:
+        """The results of clients that never train; [] if there are none."""
+        path = self.path / NEW_CLIENTS
         return from_csv(path.read_bytes().decode()) if path.exists() else []
 
     def status(self) -> Status:

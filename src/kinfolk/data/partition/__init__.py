@@ -10,6 +10,7 @@ from kinfolk.data.partition.base import (
 )
 from kinfolk.data.partition.clusters import Iid, LabelSwap, Rotation, rotate
 from kinfolk.data.partition.common import with_common_test
+from kinfolk.data.partition.newcomers import set_apart
 from kinfolk.data.partition.skew import Classes, Dirichlet, Pathological
 from kinfolk.data.partition.tasks import Alpha, Shards, constant_predictor_line, tuning_clients
 from kinfolk.data.partition.users import ByUser
@@ -45,6 +46,7 @@ __all__ = [
     "exchange",
     "generator",
     "rotate",
+    "set_apart",
     "tuning_clients",
     "with_common_test",
 ]

@@ -1,5 +1,7 @@
 """What every split shares: what it may look at, what it returns, how it draws, what it must refuse."""
 
+from __future__ import annotations
+
 import hashlib
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,6 +51,8 @@ class Split:
     notes: list[str]  # what the reader of a result should know, one line each
     users: Ints | None = None  # [n] the user behind each client (by-user only)
     common: Ints | None = None  # sorted indices of the test samples common to all, if there are any
+    validation: Split | None = None  # clients that never train, to choose settings by; nothing in `train`
+    newcomers: Split | None = None  # clients that never train, to be tested on; nothing in `train`
 
     @property
     def cluster_names(self) -> list[str] | None:

@@ -1,6 +1,7 @@
 """The split that the data came with: one client per real user."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -14,6 +15,9 @@ class ByUser:
 
     min_samples: int = field(default=100, metadata={"help": "users with fewer samples are left out"})
     test_share: float = field(default=0.1, metadata={"help": "share of a user's samples kept for testing"})
+    part: Literal["train", "test"] | None = field(
+        default=None, metadata={"help": "only users and samples of this part of the set; none: of both"}
+    )
 
     def __post_init__(self) -> None:
         if self.min_samples < 2:
@@ -25,8 +29,11 @@ class ByUser:
         check_sizes(clients, train, test)
         if labels.train_user is None:
             raise UserError("by-user needs a data set that knows its users; this one does not")
-        unknown = np.full(len(labels.test), -1)
-        user = np.concatenate([labels.train_user, unknown if labels.test_user is None else labels.test_user])
+        nobody = [np.full(len(labels.train), -1), np.full(len(labels.test), -1)]
+        known = [labels.train_user, nobody[1] if labels.test_user is None else labels.test_user]
+        user = np.concatenate(
+            [nobody[side] if self.part == other else known[side] for side, other in enumerate(("test", "train"))]
+        )
         order = np.argsort(user, kind="stable")
         ids, begins, counts = np.unique(user[order], return_index=True, return_counts=True)
         able = np.flatnonzero((counts >= self.min_samples) & (ids >= 0))
