@@ -25,7 +25,7 @@ from machine import RESULTS, keep
 
 import kinfolk
 from kinfolk import Federation, Observer
-from kinfolk.cohort.cohort import Cohort
+from kinfolk.cohort.cohort import SHORT, Cohort
 from kinfolk.config import Config, read
 from kinfolk.engines import Shard
 from kinfolk.errors import UserError
@@ -210,7 +210,8 @@ def measure(name: str, n: int, rounds: int, precision: str, preset: str, device:
             result = kinfolk.run(file, overrides, data=data, out=Path(folder) / "run", observer=observer)
             return time.perf_counter() - begin, result
 
-    warm_up, _ = run(settings(n, min(rounds, 12), precision, preset, device))
+    enough = max(12, -(-SHORT // n))  # a shorter run would leave programs to be compiled by the timed one
+    warm_up, _ = run(settings(n, min(rounds, enough), precision, preset, device))
     loop = Loop()
     wall, result = run(chosen, loop)
     alone = bare(lambda: run(chosen), rounds, EVERY)

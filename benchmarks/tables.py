@@ -110,6 +110,19 @@ def ragged(results: Sequence[Row]) -> str:
     return markdown(heads, rows)
 
 
+def private(results: Sequence[Row]) -> str:
+    rows = [
+        [
+            result["facts"]["device"], row["net"], f"{row['clients']} × {row['samples']}",
+            f"{figure(row['opacus_s'])} s", f"{figure(row['kinfolk_s'])} s", f"{figure(row['ratio'])}×",
+            f"≥ {row['target']:g}×" if row["target"] else NOTHING, f"{row['difference']:.0e}",
+        ]
+        for result in results for row in result["rows"]
+    ]  # fmt: skip
+    heads = ["device", "net", "clients × samples", "Opacus", "kinfolk", "ratio", "target", "difference"]
+    return markdown(heads, rows)
+
+
 def facts(name: str, results: Sequence[Row]) -> str:
     """What the numbers were measured on."""
     lines = []
@@ -130,6 +143,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {  # mark -> pro
     "experiments": ("experiments", experiments),
     "large": ("large", large),
     "ragged": ("ragged", ragged),
+    "dp": ("dp", private),
 }
 
 

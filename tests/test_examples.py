@@ -11,6 +11,7 @@ PROMISES = {
     "custom_model.py": "client 7 predicts",
     "custom_data.py": "helped",
     "custom_method.py": "of its neighbors are kin",
+    "use_exported.py": "fedcg, trained on digits for 3 rounds: a blank image is a",
 }
 
 

@@ -39,6 +39,7 @@ MAY_IMPORT = {
         *("config", "engines", "metrics", "records", "stopping", "threats", "warmup"),
         *("models", "cohort", "data", "peers", "runs"),
     },
+    "exporting": {"config", "experiment", "models", "cohort", "data", "runs"},
     "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "runs"},
     "progress": {"config", "experiment"},
 }

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 import kinfolk
-from conftest import tiny_experiment
+from conftest import make_cohort, make_federation, tiny_experiment
 from kinfolk import UserError
+from kinfolk.cohort import newcomers
+from kinfolk.cohort.layout import Layout
 from kinfolk.config import read
 from kinfolk.data.partition import SPLITS, Labels, set_apart
 from kinfolk.experiment import load_split
+from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder
 
 OUTSIDE = {"new_clients": 3, "validation_clients": 2}
@@ -115,6 +118,40 @@ def test_the_servers_model_is_tested_on_all_their_samples(method: str) -> None:
         assert result.summary[f"{role}_accuracy_clients"] == pytest.approx(np.mean(each))
         assert result.summary[f"{role}_worst10"] == pytest.approx(min(each))
     assert all("new_accuracy" in row for row in result.metrics)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_ifcas_models_are_offered_to_them_and_each_takes_the_one_of_lowest_loss(shards: int) -> None:
+    changes = {"engine": "sharded", "shards": shards, "rounds": 3}
+    config = read({**experiment("ifca", run=changes), "method": {"name": "ifca", "models": 3}})
+    result = kinfolk.run(config, out="a")
+    data, models = kinfolk.load_federation(config), checkpoint.load(Path("a/checkpoint")).tensors["shared/models"]
+    assert data.newcomers is not None
+    expected, chosen = [], []
+    for start, size in zip(data.newcomers.starts.tolist(), data.newcomers.sizes.tolist()):
+        x, y = data.newcomers.x[start : start + size], data.newcomers.y[start : start + size]
+        scores = []
+        for row in models:
+            module = net()
+            Layout.of(module).load(row, module)
+            scores.append(module(x))
+        chosen.append(int(torch.stack([nn.functional.cross_entropy(each, y) for each in scores]).argmin()))
+        expected.append(float((scores[chosen[-1]].argmax(1) == y).double().mean()))
+    rows = [row for row in RunFolder.open(Path("a")).new_clients() if row["role"] == "new"]
+    assert [row["accuracy"] for row in rows] == pytest.approx(expected)
+    weights = data.newcomers.sizes.double()
+    assert result.summary["new_accuracy"] == pytest.approx(
+        float((weights @ torch.tensor(expected).double()) / weights.sum())
+    )
+
+
+def test_of_models_that_are_no_numbers_none_is_chosen() -> None:
+    cohort = make_cohort(make_federation([4, 4]), lambda: nn.Linear(6, 3))
+    part = cohort.data.test
+    broken = torch.full_like(cohort.initial, torch.nan)
+    found = newcomers.best_of(cohort, torch.stack([broken, cohort.initial, cohort.initial]), part)
+    assert found.loss == pytest.approx(newcomers.tested(cohort, cohort.initial, part).loss)
+    assert np.isfinite(found.accuracy).all()
 
 
 def test_pooled_and_mean_differ_where_clients_hold_unequal_numbers() -> None:

@@ -12,6 +12,7 @@ import tomli_w
 
 from kinfolk import pictures
 from kinfolk.config import read, shipped
+from kinfolk.data.partition.tasks import Alpha
 from kinfolk.errors import UserError
 from kinfolk.reproduce import cell_name, look
 from kinfolk.studies import Study, read_study, shipped_studies
@@ -157,9 +158,10 @@ def test_every_shipped_study_is_sound(name: str) -> None:
     if study.figure is not None:
         pictures.figure_of(study)
     for cell in cells:
-        assert cell.config.run.evaluate_every in ({5} if name.startswith("panm/") else {2, 5, 10})
+        usual = {"panm": {5}, "fedcg": {20, 100}}.get(name.partition("/")[0], {2, 5, 10})
+        assert cell.config.run.evaluate_every in usual
         if "/small/" in name:
-            assert cell.config.data.name == "digits"
+            assert cell.config.data.name == ("fashion-mnist" if "fmnist" in name else "digits")
     if "/small/" not in name:
         assert study.unstated
 
@@ -169,6 +171,29 @@ def test_every_table_and_figure_of_the_paper_is_there_in_full_and_in_small() -> 
     assert set(shipped_studies()) >= {f"panm/{name}" for name in names} | {f"panm/small/{name}" for name in names}
     names = [f"table{i}" for i in range(1, 5)] + [f"figure{i}" for i in (2, 4, 5, 8)] + ["absent"]
     assert set(shipped_studies()) >= {f"afind/{name}" for name in names} | {f"afind/small/{name}" for name in names}
+    names = ["table2", "table3", "table4", "table5", "rates", "domains", "small/domains"]
+    assert set(shipped_studies()) >= {f"fedcg/{name}" for name in names}
+    names = ["partitions", "budgets", "fmnist-budgets"]
+    assert set(shipped_studies()) >= {f"p4/{name}" for name in names} | {f"p4/small/{name}" for name in names}
+
+
+def test_p4s_budgets_stand_on_fashion_mnist_in_place_of_femnist() -> None:
+    large, small = the_study("p4/fmnist-budgets"), the_study("p4/small/fmnist-budgets")
+    assert "in place of FEMNIST" in large.study
+    assert list(large.rows) == list(small.rows) == list(the_study("p4/budgets").rows)
+    assert list(large.columns) == ["3", "5", "8", "12", "15", "20"]
+    assert set(small.columns) < set(large.columns)
+    for study, clients in ((large, 208), (small, 52)):
+        cells = study.cells([], range(3))
+        for cell in cells:
+            data = cell.config.data
+            assert (data.name, data.clients, data.train, data.test) == ("fashion-mnist", clients, 160, 40)
+            assert (data.features, data.norm, cell.config.split) == ("scattering", "group", Alpha(gamma=0.5))
+            assert cell.row == "Local" or cell.config.method.epsilon == float(cell.column)
+        alone = {cell_name(cell.config) for cell in cells if cell.row == "Local"}
+        assert len(alone) == 3  # without a budget: the same runs in every column
+        steps = {(cell.row, getattr(cell.config.method, "lr", None)) for cell in cells}
+        assert len(steps) == len(study.rows)  # one step size at every budget
 
 
 PEERS = ["Local", "FixTopology", "Random", "Oracle", "PENS", "PANMLoss", "PANMGrad"]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kinfolk.data.federation import Federation
     from kinfolk.errors import UserError
     from kinfolk.experiment import Interrupted, Observer, Result, load_federation, resume, run
+    from kinfolk.exporting import export
     from kinfolk.methods.registry import register, shared
     from kinfolk.peers.base import Peers, Pool
     from kinfolk.settings import setting
@@ -40,6 +41,7 @@ _HOMES = {
     "Training": "cohort.training",
     "UserError": "errors",
     "compare": "comparison",
+    "export": "exporting",
     "load_federation": "experiment",
     "register": "methods.registry",
     "resume": "experiment",
@@ -62,6 +64,7 @@ __all__ = [
     "UserError",
     "__version__",
     "compare",
+    "export",
     "load_federation",
     "register",
     "resume",

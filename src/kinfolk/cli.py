@@ -15,6 +15,7 @@ from rich.markup import escape
 from kinfolk.commands import terminal
 from kinfolk.commands.bench import bench_command
 from kinfolk.commands.data import data_app
+from kinfolk.commands.export import export_command
 from kinfolk.commands.reproduce import reproduce_command
 from kinfolk.commands.terminal import Device, File, Json, Out, Overrides, Seed
 from kinfolk.errors import UserError
@@ -107,6 +108,7 @@ def compare(
 
 app.command("reproduce")(reproduce_command)
 app.command("bench")(bench_command)
+app.command("export")(export_command)
 
 
 @app.command()

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from kinfolk import aggregation, methods, models
 from kinfolk.cohort.training import Training
-from kinfolk.data.partition import SPLITS
+from kinfolk.data.partition import SPLITS, Rotate
 from kinfolk.errors import UserError, nearest
 from kinfolk.peers.access import Access
 from kinfolk.peers.faults import Faults
@@ -38,6 +38,9 @@ class Data:
         None, "clients beside the others that never train: the server's model is tested on all their samples", ge=1
     )
     validation_clients: int | None = setting(None, "more such clients, to choose settings by", ge=1)
+    rotate: Rotate | None = setting(
+        None, "images turned by 0°, 90°, 180° or 270°: an angle for each of the clients, or for each of the samples"
+    )
     scale: Literal["standardize", "unit"] = setting("standardize", "pixels: mean 0 and deviation 1, or 0 to 1")
     features: Literal["scattering"] | None = setting(None, "handcrafted, in place of pixels; none: pixels")
     norm: Literal["per-client", "group"] | None = setting(

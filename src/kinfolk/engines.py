@@ -21,7 +21,7 @@ from kinfolk.cohort import judging, visit
 from kinfolk.cohort.account import Account
 from kinfolk.cohort.cohort import Cohort, Mixed
 from kinfolk.cohort.layout import Layout
-from kinfolk.cohort.newcomers import Outsiders, tested
+from kinfolk.cohort.newcomers import Outsiders, meets_others, met
 from kinfolk.cohort.watch import Seen, Watch, Watching
 from kinfolk.data.federation import Federation
 from kinfolk.metrics import Edges
@@ -357,13 +357,14 @@ def results(engine: Engine) -> Results:
 
 
 def outsiders(engine: Engine) -> dict[str, Outsiders]:
-    """How the model that all clients use does for clients that never train, by role; {} without either."""
+    """How the method's model, or models, do for clients that never train, by role; {} without either."""
     shard = engine.shards[0]
-    if not getattr(shard.method, "one_model", False):
+    if not meets_others(shard.method):
         return {}
     data = shard.cohort.data
     parts = {"new": data.newcomers, "validation": data.validation}
-    return {role: tested(shard.cohort, shard.state.model, part) for role, part in parts.items() if part is not None}
+    found = {role: part for role, part in parts.items() if part is not None}
+    return {role: met(shard.method, shard.cohort, shard.state, part) for role, part in found.items()}
 
 
 def snapshot(engine: Engine) -> dict[str, Tensor]:

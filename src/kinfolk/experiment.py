@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from kinfolk import engines, metrics, models, records, threats
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
+from kinfolk.cohort.newcomers import meets_others
 from kinfolk.cohort.watch import Watching
 from kinfolk.config import Config, read, resolve
 from kinfolk.data import catalog, inputs
 from kinfolk.data.federation import Federation
 from kinfolk.data.formats import Dataset
-from kinfolk.data.partition import Labels, Split, set_apart, with_common_test
+from kinfolk.data.partition import Labels, Split, set_apart, turned, with_common_test
 from kinfolk.errors import UserError
 from kinfolk.models import Factory
 from kinfolk.peers.reach import Network
@@ -222,6 +223,7 @@ def load_split(config: Config) -> tuple[Dataset, Split]:
         if not sum(outside):
             raise
         raise UserError(f"{error} (with {sum(outside)} clients that never train among them)") from None
+    split = turned(split, data.rotate, labels.pool.size, config.run.seed)
     if sum(outside):
         split = set_apart(split, *outside, config.run.seed)
     if data.global_test is not None:
@@ -260,13 +262,13 @@ def _prepare(
     notices += more
     if hasattr(config.method, "notices"):
         notices += config.method.notices()
-    if federation.newcomers is not None and not getattr(config.method, "one_model", False):
+    if federation.newcomers is not None and not meets_others(config.method):
         notices.append(f"method '{config.method_name}' has no model for clients that never train: they are left out")
     for notice in notices:
         observer.notice(notice)
     shape = federation.input_shape
     if hasattr(config.method, "arrange"):
-        federation = config.method.arrange(federation)
+        federation = config.method.arrange(federation, device)
     factory = models.find(config.model) if model is None else model
     options = config.model_options if model is None else {}
     seed = config.run.seed
@@ -368,8 +370,9 @@ def _rounds(
                 raise Interrupted(folder.path, saved)
     if config.run.watch and not folder.has_similarity():
         observer.notice("run.watch: in the rounds watched the method compared no models: there is no similarity.csv")
-    final = engines.results(engine)
-    folder.write_clients(records.clients(final, known, engine))
+    if done >= total:  # nothing was left to do but to test
+        results = engines.results(engine)
+    folder.write_clients(records.clients(results, known, engine))
     if strangers := records.strangers(engine):
         folder.write_new_clients(strangers)
     history = folder.metrics()

@@ -32,6 +32,16 @@ def _number(key: str, factor: float = 1.0) -> Callable[[Result], float | None]:
     return of
 
 
+def _mean(key: str) -> Callable[[Result], float | None]:
+    """Of a list in the summary; None where there is none, or nothing in it."""
+
+    def of(result: Result) -> float | None:
+        values = result.summary.get(key)
+        return sum(values) / len(values) if values else None
+
+    return of
+
+
 def _per_client(key: str) -> Callable[[Result], float | None]:
     """What was received, in the unit of the nominal costs, Δ: one model for every client. None where nothing was."""
 
@@ -79,6 +89,14 @@ MEASURES = {
     "neighbors": Measure("peers per client", _number("neighbors"), 1),
     "label_overlap": Measure("label overlap with the peers, %", _number("label_overlap", 100)),
     "ari": Measure("adjusted Rand index of the clusters", _number("ari"), 3),
+    "domain_entropy": Measure("evenness of the domains in use", _number("domain_entropy"), 2),
+    "domain_share": Measure("lambda, mean over layers", _mean("domain_share"), 2),
+    "domain_ari": Measure("domains of training samples and true ones, adjusted Rand index", _number("domain_ari")),
+    "domain_ari_clients": Measure("the same of clients", _number("domain_ari_clients")),
+    "domain_ari_within": Measure("the same within a client, mean", _number("domain_ari_within")),
+    "new_domain_ari": Measure("domains of new clients' samples, adjusted Rand index", _number("new_domain_ari")),
+    "new_domain_ari_clients": Measure("domains of new clients, adjusted Rand index", _number("new_domain_ari_clients")),
+    "new_domain_ari_within": Measure("domains within a new client, mean", _number("new_domain_ari_within")),
     "nominal_total": Measure("nominal cost, Δ", _nominal("total"), 0),
     "nominal_peak": Measure("nominal peak, Δ", _nominal("peak")),
     "received_total": Measure("received, Δ", _per_client("models_received"), 1),

@@ -55,6 +55,11 @@ def _rule(config: Config, n: int, attack: Plan | None) -> tuple[Rule | None, lis
             f"aggregation.rule = '{name}' judges models on data of one's own, "
             f"which the server of method '{config.method_name}' does not have; use another rule"
         )
+    if rule.judges and getattr(method, "noisy", False):
+        raise UserError(
+            f"aggregation.rule = '{name}' judges models on a client's own records without noise, and what it chooses "
+            f"is part of what method '{config.method_name}' sends next; use another rule"
+        )
     models = _participants(method, n) if server else _averaged(config, n) + 1
     _enough(rule, models, server)
     notices = [] if attack is None else _outnumbered(rule, models, server, n, int(attack.attackers.sum()))

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from raw_files import shade, write_celeba, write_femnist, write_leaf
 
-from kinfolk.data.leaf import read_celeba, read_femnist
+from kinfolk.data.leaf import CELEBA_TRAITS, read_celeba, read_femnist
 from kinfolk.errors import UserError
 
 
@@ -22,8 +22,8 @@ def test_femnist_gives_bytes_with_white_at_255_and_one_number_per_writer(tmp_pat
     assert arrays["train_x"].dtype == np.uint8
     assert arrays["train_x"][:, 0, 0, 0].tolist() == [255, 0, 128]
     assert arrays["train_y"].tolist() == [61, 0, 5]
-    assert arrays["train_user"].tolist() == [2, 1, 1]  # w0, w1, w2 in order of name
-    assert arrays["test_user"].tolist() == [2]
+    assert arrays["train_user"].tolist() == [1, 0, 0]  # w1, w2 in order of name
+    assert arrays["test_user"].tolist() == [1]
     assert arrays["test_x"].max() == 3
 
 
@@ -53,7 +53,16 @@ def test_femnist_files_with_wrong_contents_are_refused(tmp_path, users, words):
         ("[]", "expected an object with 'users'"),
         ('{"users": [], "num_samples": []}', "there is no 'user_data'"),
         ('{"users": ["a"], "num_samples": [], "user_data": {}}', "1 users but 0 entries"),
-        ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "there is no 'a'"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "user 'a' is in 'users' but not in 'user_data'"),
+        (
+            '{"users": [], "num_samples": [], "user_data": {"a": {"x": [], "y": []}, "b": {}}}',
+            "user 'a' is in 'user_data' but not in 'users' (2 such users)",
+        ),
+        (
+            '{"users": ["a", "a"], "num_samples": [0, 0], "user_data": {"a": {"x": [], "y": []}}}',
+            "user 'a' is named twice",
+        ),
+        ('{"users": ["a"], "num_samples": [0], "user_data": {"a": {"x": [], "y": []}}}', "user 'a' has no samples"),
         ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [1]}}}', "there is no 'y'"),
         ('{"users": 3, "num_samples": [1], "user_data": {}}', "bad.json"),
         ('{"users": [["a"]], "num_samples": [1], "user_data": {}}', "bad.json"),
@@ -97,6 +106,34 @@ def test_celeba_never_leaves_its_image_folder(tmp_path, name):
     Image.new("RGB", (9, 9)).save(tmp_path / "raw" / "secret.png")
     write_leaf(tmp_path / "train" / "all.json", {"a": ([name], [1])})
     assert "expected the name of an image file" in refusal(read_celeba, tmp_path)
+
+
+def test_celebas_traits_become_domains_where_they_are_known(tmp_path):
+    write_celeba(tmp_path, {"a": 5})
+    assert "train_domain" not in read_celeba(tmp_path)
+    names = ["5_o_Clock_Shadow", *CELEBA_TRAITS[::-1]]
+    faces = {"a-0.png": "-1 1 -1 -1 -1 -1", "a-1.png": "1 -1 -1 -1 -1 1", "a-2.png": "1 1 1 1 1 1"}
+    faces |= {"a-3.png": "1 -1 -1 -1 -1 -1", "a-4.png": "-1 -1 -1 1 -1 -1"}
+    lines = ["5", " ".join(names), *(f"{name}   {values}" for name, values in faces.items())]
+    (tmp_path / "raw" / "list_attr_celeba.txt").write_text("\n".join(lines))
+    arrays = read_celeba(tmp_path)
+    assert arrays["train_domain"].tolist() == [0b00001, 0b10000, 0b11111, 0]
+    assert arrays["test_domain"].tolist() == [0b00100]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "not CelebA's list of attributes, or cut off"),
+        (["5", "Smiling", "a-0.png 1"], "not CelebA's list of attributes, or cut off"),
+        (["1", " ".join(CELEBA_TRAITS), "a-0.png 1 1 1"], "not CelebA's list of attributes, or cut off"),
+        (["1", " ".join(CELEBA_TRAITS), "a-0.png 1 1 1 1 1"], "there is no a-1.png (3 such)"),
+    ],
+)
+def test_a_list_of_traits_that_is_not_whole_is_refused(tmp_path, lines, words):
+    write_celeba(tmp_path, {"a": 5})
+    (tmp_path / "raw" / "list_attr_celeba.txt").write_text("\n".join(lines))
+    assert words in refusal(read_celeba, tmp_path)
 
 
 def test_celeba_without_its_images_says_what_is_missing(tmp_path):

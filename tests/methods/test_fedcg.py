@@ -31,7 +31,7 @@ def net() -> nn.Sequential:
 
 
 def engine_of(momentum: float = 0.5, faults: Faults | None = None, resident: str = "all", **settings: Any) -> Any:
-    method = find("fedcg")(**{"domains": 3, "student_lr": 0.05, **settings})
+    method = find("fedcg")(**{"preset": "paper", "domains": 3, "student_lr": 0.05, **settings})
     training = Training(epochs=2, batch_size=5, lr=0.1, momentum=momentum, weight_decay=0.01)
     cohort = {"training": training, "seed": 4, "device": "cpu", "precision": "float64"}
     data = method.arrange(make_federation(SIZES, SHAPE, clusters=CLUSTERS))
@@ -232,6 +232,10 @@ def test_wrong_settings_are_one_line(overrides: list[str], words: str) -> None:
 
 
 def test_two_domains_that_share_evenly_are_announced() -> None:
-    assert find("fedcg")(domains=2).notices()
-    assert not find("fedcg")(domains=2, own_weight=0.75).notices()
-    assert not find("fedcg")(domains=3).notices()
+    printed = {"preset": "paper"}
+    assert find("fedcg")(domains=2, **printed).notices()
+    assert not find("fedcg")(domains=2, own_weight=0.75, **printed).notices()
+    assert not find("fedcg")(domains=3, **printed).notices()
+    assert not find("fedcg")(domains=2).notices()
+    assert find("fedcg")(domains=2).beta == 0.75
+    assert find("fedcg")(domains=4).beta == 0.5

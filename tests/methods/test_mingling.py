@@ -144,3 +144,68 @@ def test_the_presets_differ_in_it() -> None:
     assert PANM(preset="robust").mingle
     assert not PANM(preset="paper").mingle
     assert PANM(preset="paper", mingle=True).mingle
+
+
+# -- stage two asks for losses where a stranger would join ---------------------------------------------------------
+
+CONFIRMED: dict[str, Any] = {**SETTINGS, "mingle": True, "confirm": True, "discover_rounds": 6}
+
+
+def everybody_drifts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all had come the same way: by their drift strangers are kin."""
+
+    def drift(self: PANM, cohort: Any, pool: Any, ids: Tensor, update: Tensor) -> Tensor:
+        return torch.where(pool.rows(ids) >= 0, 0.9, torch.nan).double()
+
+    monkeypatch.setattr(PANM, "_drift", drift)
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_who_has_come_the_same_way_may_join_only_if_its_loss_agrees(
+    confirm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(**{**CONFIRMED, "confirm": confirm})
+    for t in range(1, 7):
+        engine.step(t, False)
+    everybody_drifts_alike(monkeypatch)
+    for t in range(7, 25):
+        engine.step(t, False)
+    found = rows(engine.shards[0].state.neighbors)
+    if confirm:
+        assert found == KIN
+    else:
+        assert all(mine > kin for mine, kin in zip(found, KIN))
+
+
+def test_a_listed_one_leaves_when_its_loss_turns_bad_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(**CONFIRMED)
+    for t in range(1, 7):
+        engine.step(t, False)
+    everybody_drifts_alike(monkeypatch)  # so that strangers go on asking
+    for t in range(7, 25):
+        engine.step(t, False)
+    assert rows(engine.shards[0].state.neighbors) == KIN
+
+    def losses(self: Cohort, pool: Any, ids: Tensor, *more: Any) -> Tensor:
+        same = self.clusters[self.ids][:, None] == self.clusters[ids.clamp(min=0)]
+        good = same & (ids != 15)
+        return torch.where(pool.rows(ids) >= 0, torch.where(good, 0.5, 2.0).double() + 1e-3 * (ids % 5), torch.nan)
+
+    monkeypatch.setattr(Cohort, "losses", losses)
+    for t in range(25, 50):
+        engine.step(t, False)
+    found = rows(engine.shards[0].state.neighbors)
+    for client, (mine, kin) in enumerate(zip(found, KIN)):
+        assert client == 15 or mine == kin - {15}
+
+
+def test_nobody_is_asked_for_a_loss_where_no_stranger_would_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(**CONFIRMED)
+    for t in range(1, 25):
+        engine.step(t, False)
+    assert rows(engine.shards[0].state.neighbors) == KIN
+    asked: list[int] = []
+    monkeypatch.setattr(Cohort, "losses", lambda self, pool, ids, *more: asked.append(1))
+    for t in range(25, 30):
+        engine.step(t, False)
+    assert not asked

@@ -366,7 +366,7 @@ def test_scales_from_own_records_are_said_not_to_be_covered() -> None:
 
 def test_a_rule_that_judges_models_on_own_records_is_refused() -> None:
     method = {"name": "private-gossip"}
-    with pytest.raises(UserError, match="a private method needs another rule"):
+    with pytest.raises(UserError, match="own records without noise"):
         kinfolk.run(tiny_experiment(method=method, aggregation={"rule": "ubar"}), out="a")
     result = kinfolk.run(tiny_experiment(method=method, aggregation={"rule": "median"}), out="b")
     assert result.summary["privacy"]["epsilon"] <= 15

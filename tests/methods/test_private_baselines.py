@@ -391,6 +391,13 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
     assert "\n" not in str(error.value)
 
 
+def test_a_table_of_links_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinfolk.methods.dp_dsgt.MANY", 3)
+    engine_of(DPDSGT(), make_federation([6] * 3), rounds=2)
+    with pytest.raises(UserError, match="at most 3 clients, not 4"):
+        engine_of(DPDSGT(), make_federation([6] * 4), rounds=2)
+
+
 def test_trackers_need_the_mean() -> None:
     settings = tiny_experiment(method={"name": "dp-dsgt"}, aggregation={"rule": "median"})
     with pytest.raises(UserError, match="keeps track of a sum of gradients"):

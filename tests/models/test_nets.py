@@ -11,6 +11,7 @@ from kinfolk import UserError
 from kinfolk.cohort.layout import Layout
 from kinfolk.config import read
 from kinfolk.models import NETS, find, make
+from kinfolk.models.norm import GroupNorm
 from kinfolk.models.stack import Stack, stack_of
 from kinfolk.privacy.clipping import Layered, clipping_for
 
@@ -43,10 +44,13 @@ def test_every_net_has_passes_of_its_own(name: str, shape: tuple[int, ...], devi
         ("cnn4", (1, 16, 16), 10, {"hidden": 7}, 832 + 51_264 + 64 * 7 + 7 + 80),
         ("cnn2", (1, 28, 28), 10, {}, 46_922),
         ("cnn2", (1, 8, 8), 10, {"padding": 2}, 832 + 512 * 10 + 10),
+        ("cnn4", (1, 28, 28), 62, {"padding": 2, "hidden": 2048}, 6_603_710),  # LEAF's, for FEMNIST
+        ("cnn-celeba", (3, 84, 84), 2, {}, 896 + 3 * 9_248 + 4 * 64 + 32 * 36 * 2 + 2),
+        ("cnn-celeba", (3, 84, 84), 2, {"groups": 0}, 896 + 3 * 9_248 + 32 * 36 * 2 + 2),
     ],
 )
 def test_sizes(name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any], weights: int) -> None:
-    net = NETS[name](shape, classes, **options)
+    net = find(name)(shape, classes, **options)
     assert sum(p.numel() for p in net.parameters()) == weights
     assert net(torch.zeros(2, *shape)).shape == (2, classes)
 
@@ -56,6 +60,8 @@ def test_sizes(name: str, shape: tuple[int, ...], classes: int, options: dict[st
     [
         ("cnn4", (1, 15, 28), {}, r"model 'cnn4' needs images .* \[1, 15, 28\], padding = 0"),
         ("cnn4", (784,), {}, r"the data have \[784\]"),
+        ("cnn-celeba", (3, 84, 84), {"groups": 5}, "groups = 5 do not divide"),
+        ("cnn-celeba", (784,), {}, r"needs images, the data have \[784\]"),
         ("cnn4", (3, 32, 32), {"hidden": 0}, "hidden = 0"),
         ("cnn4", (3, 32, 32), {"padding": 5}, "padding = 5"),
         ("cnn2", (1, 5, 5), {}, r"the data have \[1, 5, 5\]"),
@@ -66,7 +72,7 @@ def test_what_a_net_cannot_take_is_one_line(
     name: str, shape: tuple[int, ...], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        make(NETS[name], shape, 10, options)
+        make(find(name), shape, 10, options)
     assert "\n" not in str(caught.value)
 
 
@@ -108,3 +114,15 @@ def test_features_that_are_too_small_for_the_nets_of_p4_are_refused() -> None:
     for name in ("cnn-scattering", "cnn-tanh"):
         with pytest.raises(UserError, match=name):
             find(name)((3, 3, 3), 10)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(5, 8, 6, 7), (5, 8)])
+def test_group_normalisation_is_torchs(affine: bool, shape: tuple[int, ...]) -> None:
+    ours, theirs = GroupNorm(4, 8, affine=affine), nn.GroupNorm(4, 8, affine=affine)
+    if affine:
+        for parameter in ours.parameters():
+            nn.init.normal_(parameter)
+        theirs.load_state_dict(ours.state_dict())
+    z = torch.randn(shape)
+    assert torch.allclose(ours(z), theirs(z), atol=1e-6)

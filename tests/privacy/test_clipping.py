@@ -232,9 +232,10 @@ def test_chunks_keep_memory_within_bounds(monkeypatch: pytest.MonkeyPatch) -> No
     gradients = PrivateGradients(module, layout, IMAGE, CLIP)
     monkeypatch.setattr(clipping, "NUMBERS", 10 * gradients.clipping.numbers)
     batches = draw(Seeded(0), 1, torch.arange(3), sizes, "none")
-    for group in [group for layer in gradients._groups(batches) for group in layer]:
+    layers = gradients._groups(batches, clipping.NUMBERS)
+    for group in [group for layer in layers for group in layer]:
         assert group[0].numel() * (group[1].stop - group[1].start) <= 10
-    seen = [(row, c) for layer in gradients._groups(batches) for rows, columns in layer for row in rows.tolist()
+    seen = [(row, c) for layer in layers for rows, columns in layer for row in rows.tolist()
             for c in range(columns.start, columns.stop)]  # fmt: skip
     assert sorted(seen) == [(row, c) for row in range(3) for c in range(int(sizes[row]))]
 

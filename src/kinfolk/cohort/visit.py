@@ -34,7 +34,7 @@ def visit(cohort: Cohort, rows: Tensor, here: Tensor) -> Cohort:
 
 
 def _some(part: Part, rows: Tensor, here: Tensor) -> Part:
-    return Part(part.x, part.y, part.starts[here], part.sizes[rows])
+    return replace(part, starts=part.starts[here], sizes=part.sizes[rows])
 
 
 def rows_of(state: Any, here: Tensor) -> Any:

@@ -79,6 +79,23 @@ def data_features(
         print(f"{name}: {shape} features of each sample, in {feature_cache.place(dataset)}")
 
 
+@data_app.command("leaf")
+def data_leaf(
+    tiny: Annotated[Path, typer.Option("--tiny", metavar="DIR", help="Write DIR/femnist and DIR/celeba.")],
+    users: Annotated[int, typer.Option("--users", min=2, help="Writers, and celebrities.")] = 20,
+) -> None:
+    """Write a tiny folder in the form of LEAF's FEMNIST and CelebA files, to try what is done with the real ones."""
+    from kinfolk.data.tiny_leaf import write_tiny
+
+    for folder in write_tiny(tiny, users):
+        print(f"{folder.name}: {folder}")
+    terminal.console().print(
+        f"use them: KINFOLK_DATA={escape(str(tiny))} kinfolk run fedcg/femnist data.clients=12 "
+        "data.validation_clients=4 data.new_clients=4 method.participation=0.4",
+        soft_wrap=True,
+    )
+
+
 @data_app.command("split")
 def data_split(
     file: File,

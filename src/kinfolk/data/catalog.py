@@ -277,7 +277,7 @@ def _dataset(wanted: Entry, arrays: Arrays, base: Dataset | None) -> Dataset:
         else:
             x = arrays[f"{part}_x"]
         user = arrays[f"{part}_user"].astype(np.int64) if wanted.users else None
-        parts.append(Samples(x, arrays[f"{part}_y"].astype(np.int64), user))
+        parts.append(Samples(x, arrays[f"{part}_y"].astype(np.int64), user, arrays.get(f"{part}_domain")))
     return Dataset(wanted.name, parts[0], parts[1], wanted.classes)
 
 

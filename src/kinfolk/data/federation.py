@@ -21,12 +21,16 @@ from kinfolk.errors import UserError
 
 @dataclass(frozen=True)
 class Part:
-    """Samples of all clients: x [N, ...], y [N]; client i holds rows starts[i] .. starts[i] + sizes[i]."""
+    """Samples of all clients: x [N, ...], y [N]; client i holds rows starts[i] .. starts[i] + sizes[i].
+
+    `domains` [N] are for measuring, and for methods that are allowed to know them; -1 or None: not known.
+    """
 
     x: Tensor
     y: Tensor
     starts: Tensor  # [n] int64
     sizes: Tensor  # [n] int64, always on the CPU: shapes of batches are decided there
+    domains: Tensor | None = None  # [N] int64 the true domain of each sample: its own, or its client's cluster
 
     def select(self, rows: Tensor) -> Part:
         """The part that holds only the clients `rows`, in that order."""
@@ -34,11 +38,23 @@ class Part:
             return self
         sizes = self.sizes[rows]
         index = torch.cat([torch.arange(s, s + c) for s, c in zip(self.starts[rows].tolist(), sizes.tolist())])
-        return Part(self.x[index], self.y[index], _starts(sizes), sizes)
+        domains = None if self.domains is None else self.domains[index]
+        return Part(self.x[index], self.y[index], _starts(sizes), sizes, domains)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Part:
         x = self.x.to(device, dtype) if self.x.is_floating_point() else self.x.to(device)
-        return Part(x, self.y.to(device), self.starts.to(device), self.sizes)
+        domains = None if self.domains is None else self.domains.to(device)
+        return Part(x, self.y.to(device), self.starts.to(device), self.sizes, domains)
+
+    def owners(self) -> Tensor:
+        """[N] on the CPU: whose each sample is, where all samples are some client's and lie in their order."""
+        return torch.repeat_interleave(torch.arange(self.sizes.numel()), self.sizes)
+
+    def places(self, clients: Tensor) -> Tensor:
+        """[*] on the CPU: where all samples of some clients [k] lie, one client after another."""
+        starts, sizes = self.starts.cpu()[clients], self.sizes[clients]
+        first = torch.repeat_interleave(starts - sizes.cumsum(0) + sizes, sizes)
+        return first + torch.arange(first.numel())
 
 
 @dataclass(frozen=True)
@@ -58,6 +74,12 @@ class Federation:
     gaps: tuple[str, ...] = ()  # what of the samples' making differential privacy does not cover
 
     @property
+    def domains(self) -> int:
+        """How many true domains are known of: the largest number of any sample, and one; 0 if none is known."""
+        known = [part.domains for part in self.parts().values() if part.domains is not None and part.domains.numel()]
+        return max((int(some.max()) + 1 for some in known), default=0)
+
+    @property
     def clients(self) -> int:
         """n"""
         return self.train.sizes.numel()
@@ -74,41 +96,46 @@ class Federation:
     def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
         return self.mapped(lambda part: part.to(device, dtype))
 
+    def parts(self) -> dict[str, Part]:
+        """All samples that there are, by what they are for."""
+        names = ("train", "test", "common", "validation", "newcomers")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
+
     def mapped(self, change: Callable[[Part], Part]) -> Federation:
         """The federation with all its samples changed alike."""
-        names = ("train", "test", "common", "validation", "newcomers")
-        parts = {name: part for name in names if (part := getattr(self, name)) is not None}
-        changed: dict[str, Any] = {name: change(part) for name, part in parts.items()}
+        changed: dict[str, Any] = {name: change(part) for name, part in self.parts().items()}
         return replace(self, **changed)
 
     def pooled(self) -> Federation:
         """The same clients and tests with all training samples in the hands of client 0."""
         sizes = torch.zeros_like(self.train.sizes)
         sizes[0] = self.train.y.numel()
-        return replace(self, train=Part(self.train.x, self.train.y, torch.zeros_like(self.train.starts), sizes))
+        return replace(self, train=replace(self.train, starts=torch.zeros_like(self.train.starts), sizes=sizes))
 
     def class_counts(self) -> np.ndarray:
         """Training samples per client and class: [n, C]."""
-        owner = torch.repeat_interleave(torch.arange(self.clients), self.train.sizes)
-        flat = torch.bincount(owner * self.classes + self.train.y.cpu(), minlength=self.clients * self.classes)
+        flat = torch.bincount(
+            self.train.owners() * self.classes + self.train.y.cpu(), minlength=self.clients * self.classes
+        )
         return flat.view(self.clients, self.classes).numpy()
 
     @classmethod
     def from_split(cls, dataset: Dataset, split: Split, scale: str) -> Federation:
         """Hand out a data set's samples as `split` says, turned and relabelled where it says so."""
         y = np.concatenate([dataset.train.y, dataset.test.y])
-        shift, spread = _scaling(dataset, scale)
+        shift, spread = scaling(dataset, scale)
 
         def part(indices: list[np.ndarray], split: Split) -> Part:
             sizes = torch.tensor([len(i) for i in indices])
             rows = np.concatenate(indices) if len(indices) else np.zeros(0, dtype=np.int64)
             owner = np.repeat(np.arange(len(indices)), sizes.numpy())
-            pixels = _turned(_samples(dataset, rows), split.quarter_turns, owner)
+            pixels = _turned(_samples(dataset, rows), _turns(split, rows, owner))
             scaled = torch.from_numpy(pixels).to(torch.float32).sub_(shift).div_(spread)  # in place: it may be large
             labels = y[rows] if split.swaps is None else exchange(y[rows], split.swaps[owner])
-            return Part(scaled, torch.from_numpy(labels), _starts(sizes), sizes)
+            return Part(scaled, torch.from_numpy(labels), _starts(sizes), sizes, _domains(dataset, split, rows, owner))
 
-        common = None if split.common is None else part([split.common], split)  # then nothing is turned or exchanged
+        everybodys = replace(split, clusters=None)  # with a common test nobody's images are turned or labels exchanged
+        common = None if split.common is None else part([split.common], everybodys)
         outside = [None if some is None else part(some.test, some) for some in (split.validation, split.newcomers)]
         clusters = None if split.clusters is None else torch.as_tensor(split.clusters, dtype=torch.int64)
         train, test = part(split.train, split), part(split.test, split)
@@ -147,6 +174,8 @@ class Federation:
             bound = found if classes is None else classes
             raise UserError(f"labels run from {int(labels.min())} to {int(labels.max())}; 0 to {bound - 1} are allowed")
         known = None if clusters is None else torch.as_tensor(clusters, dtype=torch.int64)
+        if known is not None:
+            parts[:2] = [replace(part, domains=torch.repeat_interleave(known, part.sizes)) for part in parts[:2]]
         return cls(parts[0], parts[1], classes or found, known, name, common=parts[2] if common is not None else None)
 
     @classmethod
@@ -178,7 +207,7 @@ def _samples(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
     return x
 
 
-def _scaling(dataset: Dataset, scale: str) -> tuple[Tensor, Tensor]:
+def scaling(dataset: Dataset, scale: str) -> tuple[Tensor, Tensor]:
     """(shift, spread) per channel, so that (pixel - shift) / spread is what the models see."""
     x = dataset.train.x
     if scale == "unit":
@@ -188,12 +217,26 @@ def _scaling(dataset: Dataset, scale: str) -> tuple[Tensor, Tensor]:
     return as_tensor[0], as_tensor[1].clamp(min=1e-8)
 
 
-def _turned(x: np.ndarray, quarter_turns: np.ndarray | None, owner: np.ndarray) -> np.ndarray:
+def _turns(split: Split, rows: np.ndarray, owner: np.ndarray) -> np.ndarray | None:
+    """[N] quarter turns of the images in `rows` of the set: their own, or their owners'."""
+    whose, index = (split.quarter_turns, owner) if split.sample_turns is None else (split.sample_turns, rows)
+    return None if whose is None else np.asarray(whose[index])
+
+
+def _domains(dataset: Dataset, split: Split, rows: np.ndarray, owner: np.ndarray) -> Tensor | None:
+    """[N] the true domain of the samples in `rows`: their own angle, their owners' cluster, or what the set knows."""
+    whose, index = (split.clusters, owner) if split.sample_turns is None else (split.sample_turns, rows)
+    if whose is None and dataset.train.domain is not None and dataset.test.domain is not None:
+        whose, index = np.concatenate([dataset.train.domain, dataset.test.domain]), rows
+    return None if whose is None else torch.as_tensor(whose[index], dtype=torch.int64)
+
+
+def _turned(x: np.ndarray, quarter_turns: np.ndarray | None) -> np.ndarray:
     if quarter_turns is None:
         return x
     if x.ndim < 3:
         raise UserError(f"samples of shape {list(x.shape[1:])} cannot be rotated: images are needed")
-    turns = quarter_turns[owner] % 4
+    turns = quarter_turns % 4
     turned = x.copy()
     for turn in (1, 2, 3):
         turned[turns == turn] = rotate(x[turns == turn], turn)

@@ -30,19 +30,20 @@ Arrays = dict[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Labelled samples, and who they belong to if that is known.
+    """Labelled samples, and who they belong to and which domain they are of if that is known.
 
-    x: [N, ...] uint8 (0..255), float32 or float16, images [N, C, H, W]; y: [N] int64; user: [N] int64 or None.
+    x: [N, ...] uint8 (0..255), float32 or float16, images [N, C, H, W]; y: [N] int64; user, domain: the same or None.
     """
 
     x: Array
     y: Array
     user: Array | None = None
+    domain: Array | None = None
 
     def __post_init__(self) -> None:
         if self.x.dtype not in (np.uint8, np.float32, np.float16):
             raise UserError(f"samples x must be uint8, float32 or float16, not {self.x.dtype}")
-        for name, labels in (("y", self.y), ("user", self.user)):
+        for name, labels in (("y", self.y), ("user", self.user), ("domain", self.domain)):
             if labels is None:
                 continue
             if labels.dtype != np.int64 or labels.ndim != 1:
@@ -281,7 +282,7 @@ def read_json(path: Path, convert: Callable[[Any], T]) -> T:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}") from error
+        raise UserError(f"{path}: not JSON, or cut off: {error}") from error
     try:
         return convert(document)
     except KeyError as error:

@@ -15,7 +15,7 @@ def federation(dataset: Dataset, split: Split, scale: str, features: str | None,
     if features is not None:
         if scale != "standardize":
             raise UserError(f"data.scale = '{scale}' is of pixels: leave it out, or data.features")
-        if split.quarter_turns is not None:
+        if split.quarter_turns is not None or split.sample_turns is not None:
             raise UserError("data.features is of images as they are: it cannot be used with a split that turns them")
         dataset, scale = feature_cache.cached(dataset), "unit"  # float values: left as they are
     made = Federation.from_split(dataset, split, scale)

@@ -19,6 +19,7 @@ PARTS = ("train", "test")
 FEMNIST_CLASSES = 62
 CELEBA_SIDE = 84
 CELEBA_LEAST = 5  # LEAF drops celebrities with fewer images
+CELEBA_TRAITS = ("Attractive", "Heavy_Makeup", "High_Cheekbones", "Mouth_Slightly_Open", "Wavy_Hair")
 
 _User = tuple[Any, Array]  # x as `convert` made it, y [N] int64
 _Part = dict[str, _User]
@@ -53,7 +54,8 @@ def read_celeba(folder: Path, least: int = CELEBA_LEAST) -> Arrays:
     """x: [N, 3, 84, 84] uint8; y: [N] uint8, 1 = smiling; user: [N] int64.
 
     The JSON names image files, which lie in raw/img_align_celeba/ (or in raw/). Users with fewer than `least`
-    images in train and test together are dropped.
+    images in train and test together are dropped. Where raw/list_attr_celeba.txt is there, domain [N] int64 says which
+    of five traits a face has, as the digits of a number below 32.
     """
     images = next((path for path in (folder / "raw" / "img_align_celeba", folder / "raw") if path.is_dir()), None)
     if images is None:
@@ -65,6 +67,7 @@ def read_celeba(folder: Path, least: int = CELEBA_LEAST) -> Arrays:
             counts[user] = counts.get(user, 0) + len(x)
     parts = {part: {u: own for u, own in users.items() if counts[u] >= least} for part, users in parts.items()}
     numbers = _numbers(parts.values())
+    traits = _traits(folder / "raw" / "list_attr_celeba.txt")
     arrays: Arrays = {}
     for part, users in parts.items():
         files = [images / name for x, _ in users.values() for name in x]
@@ -73,7 +76,24 @@ def read_celeba(folder: Path, least: int = CELEBA_LEAST) -> Arrays:
             x[row] = read_image(path, (CELEBA_SIDE, CELEBA_SIDE)).transpose(2, 0, 1)
         arrays[f"{part}_x"] = x
         _add_labels(arrays, part, users, numbers)
+        if traits is not None:
+            if lost := [path.name for path in files if path.name not in traits]:
+                raise UserError(f"{folder / 'raw' / 'list_attr_celeba.txt'}: there is no {lost[0]} ({len(lost)} such)")
+            arrays[f"{part}_domain"] = np.array([traits[path.name] for path in files], np.int64)
     return arrays
+
+
+def _traits(path: Path) -> dict[str, int] | None:
+    """The five traits of each picture as digits of a number, the first counting most; None where there is no list."""
+    if not path.is_file():
+        return None
+    try:
+        _, header, *lines = path.read_text(encoding="utf-8").splitlines()
+        columns = [1 + header.split().index(trait) for trait in CELEBA_TRAITS]
+        rows = [line.split() for line in lines if line.strip()]
+        return {row[0]: int("".join("1" if row[column] == "1" else "0" for column in columns), 2) for row in rows}
+    except (OSError, ValueError, IndexError) as error:
+        raise UserError(f"{path}: not CelebA's list of attributes, or cut off: {error}") from error
 
 
 def _file_names(x: Sequence[Any]) -> list[str]:
@@ -103,10 +123,13 @@ def _read_users(document: Any, convert: Callable[[Sequence[Any]], Any], classes:
     names, sizes, data = document["users"], document["num_samples"], document["user_data"]
     if len(names) != len(sizes):
         raise ValueError(f"{len(names)} users but {len(sizes)} entries in num_samples")
+    _check_names(names, data)
     users: _Part = {}
     for name, size in zip(names, sizes):
         own = data[name]
         x, y = own["x"], own["y"]
+        if not len(y):
+            raise ValueError(f"user '{name}' has no samples: take the user out of the file, or prepare the data again")
         if not len(x) == len(y) == size:
             raise ValueError(f"user '{name}' has {len(x)} x and {len(y)} y, num_samples says {size}")
         if wrong := [label for label in y if type(label) is not int or not 0 <= label < classes]:
@@ -116,6 +139,20 @@ def _read_users(document: Any, convert: Callable[[Sequence[Any]], Any], classes:
         except (ValueError, TypeError) as error:
             raise ValueError(f"user '{name}': {error}") from error
     return users
+
+
+def _check_names(names: Any, data: Any) -> None:
+    """The users that are named must be those whose samples are there, each once: no sample is left behind."""
+    if not isinstance(names, list) or not isinstance(data, dict) or not all(isinstance(name, str) for name in names):
+        raise ValueError("expected a list of names in 'users' and an object by these names in 'user_data'")
+    if len(set(names)) < len(names):
+        raise ValueError(f"user '{next(name for name in names if names.count(name) > 1)}' is named twice in 'users'")
+    for one, other, where, lacks in (
+        (set(names), data.keys(), "users", "user_data"),
+        (data.keys(), set(names), "user_data", "users"),
+    ):
+        if unknown := sorted(one - other):
+            raise ValueError(f"user '{unknown[0]}' is in '{where}' but not in '{lacks}' ({len(unknown)} such users)")
 
 
 def _numbers(parts: Any) -> dict[str, int]:

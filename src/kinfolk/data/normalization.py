@@ -42,7 +42,7 @@ def per_client(federation: Federation, epsilon: float = EPSILON) -> Federation:
     mean, factor = _moments(federation.train, federation.clients, epsilon)
 
     def scaled(part: Part) -> Part:
-        owner = _owner(part)
+        owner = part.owners().to(part.x.device)
         return _mapped(part, lambda x, rows: x.sub(_spread(mean, owner[rows])).mul_(_spread(factor, owner[rows])))
 
     gaps = (*federation.gaps, "the scale of inputs, from each client's own records without noise")
@@ -74,7 +74,7 @@ def _check(federation: Federation) -> None:
 
 def _moments(part: Part, clients: int, epsilon: float) -> tuple[Tensor, Tensor]:
     """Per client and channel, float64 [n, C]: the mean, and what to multiply by after it is taken off."""
-    owner, channels = _owner(part), part.x.shape[1]
+    owner, channels = part.owners().to(part.x.device), part.x.shape[1]
     count = part.sizes.to(part.x.device, torch.float64).clamp(min=1)[:, None] * part.x[0, 0].numel()
 
     def total(pixels: Callable[[Tensor, slice], Tensor]) -> Tensor:
@@ -88,12 +88,6 @@ def _moments(part: Part, clients: int, epsilon: float) -> tuple[Tensor, Tensor]:
     # The mean is taken off in single precision, in which that of equal values is exact: their variance is exactly 0.
     variance = total(lambda x, rows: x.sub(_spread(mean, owner[rows])).square_()) / count
     return mean, torch.where(variance > 0, (variance + epsilon).rsqrt(), 0.0)
-
-
-def _owner(part: Part) -> Tensor:
-    """The client of each sample: [N]."""
-    device = part.x.device
-    return torch.repeat_interleave(torch.arange(part.sizes.numel(), device=device), part.sizes.to(device))
 
 
 def _spread(values: Tensor, owner: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from kinfolk import randomness
 from kinfolk.data.federation import Federation, Part
 
 ROWS = 1024  # samples at a time
+CPU = torch.device("cpu")
 
 
 def directions(inputs: int, count: int) -> Tensor:
@@ -23,13 +24,16 @@ def directions(inputs: int, count: int) -> Tensor:
     return randomness.normal(0, "projection", 0, torch.arange(inputs), count).to(torch.float32) / math.sqrt(count)
 
 
-def projected(federation: Federation, count: int) -> Federation:
-    """Samples [N, count] of length one; as many numbers as they have if these are not more than `count`."""
+def projected(federation: Federation, count: int, device: torch.device = CPU) -> Federation:
+    """Samples [N, count] of length one; as many numbers as they have if these are not more than `count`.
+
+    Computed on `device`, some samples at a time, and kept where they were.
+    """
     inputs = math.prod(federation.input_shape)
-    matrix = directions(inputs, count) if inputs > count else None
+    matrix = directions(inputs, count).to(device) if inputs > count else None
 
     def moved(part: Part) -> Part:
-        pieces = [_unit(rows, matrix) for rows in torch.split(part.x, ROWS)]
+        pieces = [_unit(rows.to(device), matrix).to(part.x.device) for rows in torch.split(part.x, ROWS)]
         return replace(part, x=torch.cat(pieces) if pieces else part.x.flatten(1))
 
     common = None if federation.common is None else moved(federation.common)
@@ -39,6 +43,6 @@ def projected(federation: Federation, count: int) -> Federation:
 def _unit(x: Tensor, matrix: Tensor | None) -> Tensor:
     flat = x.flatten(1).to(torch.float32)
     if matrix is not None:
-        flat = flat @ matrix.to(flat.device)
+        flat = flat @ matrix
     length: Tensor = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     return flat / length.clamp(min=1e-12)

@@ -22,6 +22,7 @@ LEAST, MOST = 0.2, 0.4
 FARTHEST = 30.0  # one look counts at most this much
 FADING = 0.98  # a round that shows kin only says nothing about how far strangers are: the unit shrinks slowly
 SMALLEST = 1e-12  # unit
+STRANGE = 7 / 6  # limits below the neighbors, where a stranger begins: one good look lets it in, one fair look does not
 COMPARED = 64  # peers up to which one program judges all of a client's on a GPU
 
 
@@ -94,6 +95,12 @@ def look(
     single = ((~mine.isnan()).sum(dim=1) == 1)[:, None]
     kin = torch.where(verdict.judged, verdict.kin, (listed & ~unseen) | (single & nearer))
     return Look(kin, table, verdict.unit, unseen.all(dim=1))
+
+
+def begun(listed: Tensor, n: int, limit: float) -> Tensor:
+    """Evidence [m, n] to begin with: neighbors, listed [m, k], are taken for kin, others for somewhat strange."""
+    table = torch.full((listed.shape[0], n + 1), -STRANGE * limit, device=listed.device)
+    return table.scatter(1, torch.where(listed < 0, n, listed), 0.0)[:, :n].contiguous()
 
 
 def alike(scores: Tensor, listed: Tensor, limit: float) -> Tensor:

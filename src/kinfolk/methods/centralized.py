@@ -21,7 +21,7 @@ class Centralized:
     server = True
     averages = False
 
-    def arrange(self, federation: Federation) -> Federation:
+    def arrange(self, federation: Federation, device: torch.device | None = None) -> Federation:
         """The data as this method is allowed to see them: all in one place."""
         return federation.pooled()
 

@@ -26,6 +26,7 @@ from kinfolk.cohort.mixing import mix
 from kinfolk.cohort.room import CACHE
 from kinfolk.errors import UserError
 from kinfolk.matching import cost
+from kinfolk.methods.groups import MANY
 from kinfolk.methods.private import Budget, account, begin, found
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers, Pool
@@ -60,6 +61,8 @@ class DPDSGT(Budget):
         return cost.gossip(n, n - 1, rounds)
 
     def start(self, cohort: Cohort) -> State:
+        if cohort.n > MANY:
+            raise UserError(f"dp-dsgt keeps a table of who is linked with whom: at most {MANY} clients, not {cohort.n}")
         self.open_account(cohort)
         begin(cohort)
         nothing = torch.zeros_like(cohort.weights)

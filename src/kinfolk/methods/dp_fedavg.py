@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.matching import cost
-from kinfolk.methods.fedavg import FedAvg
+from kinfolk.methods.fedavg import FedAvg, moved
 from kinfolk.methods.private import Budget, account, begin
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers
@@ -74,9 +73,3 @@ class DPFedAvg(Budget):
         """[m] who takes part: nobody without records. On the CPU if all others do, so that no GPU is asked."""
         known = cohort.data.train.sizes > 0
         return known if self.participation == 1 else self.drawing.participants(t, cohort, peers).cpu() & known
-
-
-def moved(model: Tensor, mean: Tensor, rate: float) -> Tensor:
-    """x + eta_g · (mean - x); x itself if nobody was heard."""
-    further = mean if rate == 1 else model + rate * (mean - model)
-    return torch.where(torch.isfinite(further).all(), further, model)

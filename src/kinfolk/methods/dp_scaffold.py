@@ -15,7 +15,8 @@ from torch import Tensor
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.errors import UserError
 from kinfolk.matching import cost
-from kinfolk.methods.dp_fedavg import DPFedAvg, moved
+from kinfolk.methods.dp_fedavg import DPFedAvg
+from kinfolk.methods.fedavg import moved
 from kinfolk.methods.private import account, begin, found
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers

@@ -49,7 +49,7 @@ class FedAvg:
         cohort.train(t, active=chosen, steer=self.steer(cohort))
         weights = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
         mean = peers.mean(t, cohort.weights, weights, before=state.model)
-        model = torch.where(torch.isfinite(mean).all(), mean, state.model)
+        model = moved(state.model, mean)
         cohort.adopt(model)
         return State(model)
 
@@ -75,3 +75,9 @@ class FedAvg:
     def count(self, n: int) -> int:
         """How many of n clients train in a round."""
         return max(1, round(self.participation * n))
+
+
+def moved(model: Tensor, mean: Tensor, rate: float = 1.0) -> Tensor:
+    """The server's model [d] after a step of size `rate` towards the mean of what it heard; as it was if nobody was."""
+    further = mean if rate == 1 else model + rate * (mean - model)
+    return torch.where(torch.isfinite(further).all(), further, model)

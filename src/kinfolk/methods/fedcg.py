@@ -3,9 +3,13 @@
 Caldarola, Mancini, Galasso, Ciccone, Rodolà, Caputo: Cluster-driven Graph Federated Learning over Multiple Domains.
 CVPR Workshops 2021.
 
-The net is in `models/domains.py`. This is the paper's method as it is printed, with what it leaves open decided so: the
-graph stays as it began for one period of the teacher and is computed anew after every average from then on; the teacher
-begins as it was drawn, not as a copy of the student.
+The net is in `models/domains.py`. Preset "paper" is the method as it is printed, with what it leaves open decided so:
+the graph stays as it began for one period of the teacher and is computed anew after every average from then on; the
+teacher begins as it was drawn, not as a copy of the student.
+
+Departures of preset "robust": the printed teacher and student put all samples into one domain. There domains are found
+before the first round by sums that some clients tell of their samples (`methods/discovery.py`), and stay; parameters
+are not cut off at zero; every domain keeps to itself in the graph.
 """
 
 from __future__ import annotations
@@ -15,30 +19,37 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from kinfolk import randomness
 from kinfolk.cohort.beside import beside
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.layout import Layout
+from kinfolk.cohort.newcomers import Outsiders, tested
 from kinfolk.cohort.training import Training
 from kinfolk.data.federation import Federation, Part
 from kinfolk.errors import UserError
 from kinfolk.matching import cost
+from kinfolk.methods import domain_labels, domain_report
 from kinfolk.methods.fedavg import FedAvg
 from kinfolk.methods.registry import register, shared
 from kinfolk.models.bundle import Bundle
-from kinfolk.models.domains import DomainNet, Sharing, adjacency, assigned, evenness, first_adjacency
+from kinfolk.models.domains import DomainNet, Sharing, adjacency, first_adjacency
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
 
-AT_ONCE = 1024  # samples that the teacher looks at
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"source": "classifier", "param_relu": True, "learn_graph": True},
+    "robust": {"source": "sums", "param_relu": False, "learn_graph": False},
+}
+AGAIN = 10  # rounds in which domains are looked for, should nobody be heard in the first
 
 
 @dataclass(frozen=True)
 class State:
+    own: Tensor  # [m] the domain of all of a client's samples where domains are clients' (source k-means), else -1
     model: Tensor = shared()  # [d] graph, net, student and teacher, one behind another
     occupancy: Tensor = shared()  # [D] share of the last round's training samples in each domain
+    centers: Tensor = shared()  # [D, q] of k-means; [0, q] without, or before
 
 
 @dataclass(frozen=True)
@@ -66,72 +77,107 @@ class FedCG(Sharing):
     In a test the student weighs the branches. Branches share through a graph of the domains, near ones more.
     """
 
+    preset: Literal["paper", "robust"] = setting("robust", "as printed, or with domains that are found")
     participation: float = setting(1.0, "share of the clients that train in a round (C)", gt=0, le=1)
-    source: Literal["classifier", "clusters", "random"] = setting(
-        "classifier", "where domains come from: teacher and student, a client's true cluster, or chance"
+    source: Literal["classifier", "sums", "k-means", "clusters", "random"] | None = setting(
+        None,
+        "where domains come from: teacher and student that learn, sums of coarse looks, k-means on the clients' first "
+        "models, the truth, or chance; none: preset",
     )
+    scouts: int = setting(200, "clients that tell sums of their samples before the first round (source sums)", ge=1)
     assignment: Literal["soft", "hard"] = setting("soft", "in a test: the student's probabilities, or its best guess")
-    own_weight: float = setting(0.5, "weight of a domain in its own row of the graph (beta)", ge=0, le=1)
+    own_weight: float | None = setting(
+        None,
+        "weight of a domain in its own row of the graph (beta); none: 0.5, robust with two domains: 0.75",
+        ge=0,
+        le=1,
+    )
     first_graph: Literal["eye", "rand", "uniform", "even", "hamming"] = setting(
         "eye", "the graph to begin with: each domain alone, random, even but for beta, 1/D, or by digits of its number"
     )
-    learn_graph: bool = setting(True, "whether the graph follows the distances between domains, after one period")
+    learn_graph: bool | None = setting(
+        None, "whether the graph follows the distances between domains, after one period; none: preset"
+    )
     teacher_rounds: int = setting(10, "rounds after which the student becomes the teacher (T)", ge=1)
     student_lr: float = setting(1e-4, "step size of the student, without momentum", gt=0)
     server = True
     one_model = True
-    needs_clusters = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "needs_clusters", self.source == "clusters")
+        for name, value in PRESETS[self.preset].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    @property
+    def beta(self) -> float:
+        """The diagonal of the graph."""
+        usual = 0.75 if self.preset == "robust" and self.domains == 2 else 0.5
+        return usual if self.own_weight is None else self.own_weight
 
     @property
     def asks(self) -> bool:
-        """Whether anybody has to be asked which domain a sample belongs to."""
-        return self.source == "classifier" and self.domains > 1
+        """Whether in a test the student has to be asked which domain a sample belongs to."""
+        return self.source in ("classifier", "sums") and self.domains > 1
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether all samples of a client are in one domain, found by k-means."""
+        return self.source == "k-means" and self.domains > 1
 
     def notices(self) -> list[str]:
         """What the user should know of these settings."""
-        if self.domains == 2 and self.own_weight == 0.5 and (self.learn_graph or self.first_graph == "uniform"):
-            return ["method.own_weight = 0.5 with two domains makes both use the same parameters: try 0.75"]
-        return []
+        said = []
+        if self.domains == 2 and self.beta == 0.5 and (self.learn_graph or self.first_graph == "uniform"):
+            said.append("method.own_weight = 0.5 with two domains makes both use the same parameters: try 0.75")
+        if self.by_clients:
+            said.append("method.source = 'k-means': clients that never train find their domain by their labels")
+        return said
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""
         return cost.fedavg(rounds, FedAvg(self.participation).count(n) / n)
 
     def visitors(self, t: int, seed: int, n: int, device: torch.device) -> Tensor | None:
-        """[k] ids of those of n clients that train in round t; None: all."""
-        return FedAvg(self.participation).visitors(t, seed, n, device)
+        """[k] ids of those of n clients that train in round t, or tell sums before it; None: all."""
+        drawn = None if self.by_clients else FedAvg(self.participation).visitors(t, seed, n, device)
+        if drawn is None or t > 1 or not self._looks(t):
+            return drawn
+        both: Tensor = torch.unique(torch.cat([drawn, self._scouts(seed, n, device)]))
+        return both
+
+    def _looks(self, t: int) -> bool:
+        """Whether domains may have to be found in round t."""
+        return self.source == "sums" and self.asks and t <= AGAIN
+
+    def _scouts(self, seed: int, n: int, device: torch.device) -> Tensor:
+        """[k] ids of the clients that tell sums."""
+        server = torch.tensor([n], device=device)
+        return randomness.positions(seed, "scouts", 0, server, server, min(self.scouts, n))[0]
 
     # -- what it makes of data and net -----------------------------------------------------------------------------
 
     def wrap(self, module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
         """The user's net with branches, graph and classifiers."""
         seed = int(torch.randint(2**31, ()))  # of the generator that the net is drawn with
-        graph = first_adjacency(self.first_graph, self.domains, self.own_weight, torch.Generator().manual_seed(seed))
+        graph = first_adjacency(self.first_graph, self.domains, self.beta, torch.Generator().manual_seed(seed))
         net = DomainNet(module, self, graph)  # type: ignore[arg-type]
-        return Bundle(net, input_shape, self.assignment == "soft", not self.asks)
+        return Bundle(net, input_shape, self.assignment == "soft", not self.asks, self.source == "sums")
 
-    def arrange(self, federation: Federation) -> Federation:
+    def arrange(self, federation: Federation, device: torch.device | None = None) -> Federation:
         """Every sample as one row with D places for its domains behind the pixels, filled in where they are given."""
         if self.source == "clusters":
-            known = federation.clusters
-            if known is None:
+            if not federation.domains:
                 raise UserError("method.source = 'clusters' needs true clusters, which these data do not have")
-            if int(known.max()) >= self.domains:
-                raise UserError(f"method.domains = {self.domains}, but the data have {int(known.max()) + 1} clusters")
-        groups = {"train": federation.clusters, "test": federation.clusters, **federation.outside}
-        names = ("train", "test", "common", "validation", "newcomers")
-        parts: dict[str, Part] = {name: part for name in names if (part := getattr(federation, name)) is not None}
-        rows: dict[str, Any] = {name: self._rows(name, part, groups.get(name)) for name, part in parts.items()}
+            if federation.domains > self.domains:
+                raise UserError(f"method.domains = {self.domains}, but the data have {federation.domains} clusters")
+        rows: dict[str, Any] = {name: self._rows(name, part) for name, part in federation.parts().items()}
         return replace(federation, **rows)
 
-    def _rows(self, name: str, part: Part, clusters: Tensor | None) -> Part:
+    def _rows(self, name: str, part: Part) -> Part:
         pixels = part.x.flatten(1)
         domain = torch.full((len(pixels),), 0 if self.domains == 1 else -1)
-        if self.source == "clusters" and clusters is not None:
-            domain = torch.repeat_interleave(clusters.cpu(), part.sizes)
+        if self.source == "clusters" and part.domains is not None:
+            domain = part.domains.cpu()
         elif self.source == "random":
             places = torch.arange(len(pixels))
             domain = randomness.bits(0, f"domains/{name}", 0, places, torch.zeros_like(places)) % self.domains
@@ -142,36 +188,52 @@ class FedCG(Sharing):
 
     def start(self, cohort: Cohort) -> State:
         nobody = torch.full((self.domains,), torch.nan, dtype=torch.float64, device=cohort.device)
-        return State(cohort.initial, nobody)
+        columns = Columns.of(cohort.layout).task
+        centers = cohort.initial.new_zeros(0, columns.stop - columns.start)
+        return State(torch.full_like(cohort.ids, -1), cohort.initial, nobody, centers)
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         cohort.adopt(state.model)
         columns = Columns.of(cohort.layout)
         chosen = FedAvg(self.participation).participants(t, cohort, peers)
-        sizes = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
-        if self.asks:
-            self._label(cohort, state.model[columns.teacher], chosen)
-            self._teach(t, cohort, columns, chosen)
+        state = self._find(t, cohort, state, columns, chosen, peers)
         cohort.train(t, active=chosen, part=columns.task)
+        sizes = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
+        shares = self._shares(cohort)
         mean = peers.mean(t, cohort.weights, sizes, before=state.model)
-        used = peers.mean(t, self._shares(cohort), sizes, transfers=0)
+        if self.layers == "whole":
+            mean = self._apart(t, cohort, mean, state.model, shares * sizes[:, None], peers)
+        used = peers.mean(t, shares, sizes, transfers=0)
         model = torch.where(torch.isfinite(mean).all(), self._moved(t, cohort, state.model, mean, columns), state.model)
         cohort.adopt(model)
-        return State(model, torch.where(torch.isfinite(used).all(), used, state.occupancy))
+        return replace(state, model=model, occupancy=torch.where(torch.isfinite(used).all(), used, state.occupancy))
 
-    def _label(self, cohort: Cohort, teacher: Tensor, chosen: Tensor) -> None:
-        """Write the teacher's opinion of the chosen clients' samples into their rows."""
-        part, x = cohort.data.train, cohort.train_x
-        module = cohort.model.teacher
-        weights = {name: view[0] for name, view in Layout.of(module).views(teacher[None]).items()}  # type: ignore[arg-type]
-        rows = torch.nonzero(chosen.cpu()).flatten()
-        starts, counts = part.starts.cpu()[rows], part.sizes[rows]
-        first = torch.repeat_interleave(starts - counts.cumsum(0) + counts, counts)
-        index = (first + torch.arange(first.numel())).to(x.device)
-        with torch.no_grad():
-            for some in torch.split(index, AT_ONCE):
-                scores = functional_call(module, weights, (x[some],))  # type: ignore[arg-type]
-                x[some, -self.domains :] = assigned(scores, soft=False).to(x.dtype)
+    def _find(self, t: int, cohort: Cohort, state: State, columns: Columns, chosen: Tensor, peers: Peers) -> State:
+        """Every chosen client's samples get their domains; before that, whoever says so is found or taught."""
+        if self.by_clients:
+            own, centers = state.own, state.centers
+            if not len(centers):
+                own, centers = domain_labels.grouped(t, cohort, peers, columns.task, self.domains, own, centers)
+            domain_labels.write_clients(cohort, own, self.domains)
+            return replace(state, own=own, centers=centers)
+        if self.asks and self.source == "sums":
+            return self._sums(t, cohort, state, columns, chosen, peers)
+        if self.asks:
+            domain_labels.label(cohort, "classifier", state.model[columns.teacher], chosen)
+            self._teach(t, cohort, columns, chosen)
+        return state
+
+    def _sums(self, t: int, cohort: Cohort, state: State, columns: Columns, chosen: Tensor, peers: Peers) -> State:
+        """Domains by sums: found once, as soon as anybody is heard."""
+        if self._looks(t) and not bool(state.model[columns.teacher].any()):
+            asked = chosen if t > 1 else torch.isin(cohort.ids, self._scouts(cohort.seed, peers.n, cohort.device))
+            found = domain_labels.found_by_sums(t, cohort, asked, self.domains, peers)
+            model = state.model.clone()
+            model[columns.student.start :] = torch.where(torch.isfinite(found).all(), found, 0.0)
+            state = replace(state, model=model)
+            cohort.adopt(model)
+        domain_labels.label(cohort, "sums", state.model[columns.teacher], chosen)
+        return state
 
     def _teach(self, t: int, cohort: Cohort, columns: Columns, chosen: Tensor) -> None:
         """The students of the chosen clients learn what the teacher says."""
@@ -188,32 +250,44 @@ class FedCG(Sharing):
         model = mean.clone()
         model[columns.teacher] = before[columns.teacher]
         model[columns.graph] = before[columns.graph]
-        if t % self.teacher_rounds == 0:
+        if self.source == "sums":
+            model[columns.student] = before[columns.student]
+        elif t % self.teacher_rounds == 0:
             model[columns.teacher] = mean[columns.student]
-        if self.learn_graph and t >= self.teacher_rounds:
-            model[columns.graph] = adjacency(_domain_rows(cohort.layout, mean), self.own_weight).flatten()
+        if self.learn_graph and self.layers != "whole" and t >= self.teacher_rounds:
+            model[columns.graph] = adjacency(_domain_rows(cohort.layout, mean), self.beta).flatten()
         return model
+
+    def _apart(self, t: int, cohort: Cohort, mean: Tensor, before: Tensor, counts: Tensor, peers: Peers) -> Tensor:
+        """The mean [d] with each domain's model averaged by counts [m, D], the clients' samples in that domain."""
+        means = [peers.mean(t, cohort.weights, counts[:, d], 0, before) for d in range(self.domains)]
+        own = torch.stack([torch.where(torch.isfinite(each).all(), each, before) for each in means])
+        joined = mean.clone()
+        into, views = cohort.layout.views(joined[None]), cohort.layout.views(own)
+        for name in (name for name in cohort.layout.names if name.endswith(".rows")):
+            into[name][0] = views[name].diagonal(dim1=0, dim2=1).movedim(-1, 0)
+        return joined
 
     def _shares(self, cohort: Cohort) -> Tensor:
         """[m, D] of each client's training samples."""
         part = cohort.data.train
-        client = torch.repeat_interleave(torch.arange(len(cohort)), part.sizes).to(cohort.device)
-        first = torch.repeat_interleave(part.starts.cpu() - part.sizes.cumsum(0) + part.sizes, part.sizes)
-        index = (first + torch.arange(first.numel())).to(cohort.device)
+        client = part.owners().to(cohort.device)
+        index = part.places(torch.arange(len(cohort))).to(cohort.device)
         totals = torch.zeros(len(cohort), self.domains, dtype=torch.float64, device=cohort.device)
         totals.index_add_(0, client, cohort.train_x[index, -self.domains :].double())
         return totals / part.sizes.to(cohort.device).clamp(min=1)[:, None]
 
+    def meets(self, cohort: Cohort, state: State, part: Part) -> Outsiders:
+        """How clients that never train fare."""
+        if self.by_clients:
+            task = Columns.of(cohort.layout).task
+            return domain_labels.meet(cohort, state.model, part, task, state.centers)
+        return tested(cohort, state.model, part)
+
     def report(self, cohort: Cohort, state: State) -> dict[str, Any]:
-        """Which domains are in use, lambda of each layer, and the graph."""
-        layout, views = cohort.layout, cohort.layout.views(state.model[None])
-        graph = state.model[Columns.of(layout).graph].view(self.domains, self.domains)
-        return {
-            "domain_occupancy": state.occupancy.tolist(),
-            "domain_entropy": float(evenness(state.occupancy)),
-            "domain_share": [float(view) for name, view in views.items() if name.endswith(".share")],
-            "domain_graph": graph.tolist(),
-        }
+        """Which domains are in use and how they match the true ones, lambda of each layer, dead ones, the graph."""
+        asked = self.source if self.asks else None
+        return domain_report.report(cohort, state.model, state.occupancy, asked)
 
 
 def _first(layout: Layout, begins: str) -> int:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
+from kinfolk.cohort.newcomers import Outsiders, best_of
+from kinfolk.data.federation import Part
 from kinfolk.errors import UserError
 from kinfolk.matching import cost
 from kinfolk.methods.fedavg import FedAvg
@@ -32,8 +34,9 @@ class IFCA:
     and each model becomes the mean of those who trained it, weighted by their numbers of samples.
 
     The c models start from different random weights, the first from w_0. A model nobody trained stays as it was. A
-    client is tested with the model of lowest training loss; where no loss is finite it keeps its last choice. Each
-    participating client counts c models down and one up.
+    client is tested with the model of lowest training loss; where no loss is finite it keeps its last choice. Clients
+    that never train choose by the labels of the samples they are tested on, as they have no others. Each participating
+    client counts c models down and one up.
     """
 
     models: int = setting(2, "global models kept by the server (c); at most one for each client", ge=1)
@@ -69,6 +72,10 @@ class IFCA:
         state = State(_choice(cohort, torch.stack(models), state.clusters), torch.stack(models))
         cohort.adopt(state.models[state.clusters])
         return state
+
+    def meets(self, cohort: Cohort, state: State, part: Part) -> Outsiders:
+        """Clients that never train choose like the others, by the loss on the samples that they are tested on."""
+        return best_of(cohort, state.models, part)
 
 
 def _choice(cohort: Cohort, models: Tensor, before: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.training import all_finite
 from kinfolk.data.federation import Federation
-from kinfolk.data.projection import projected
+from kinfolk.data.projection import CPU, projected
 from kinfolk.matching import cost
 from kinfolk.methods import groups as grouping
 from kinfolk.methods.groups import Groups
@@ -119,9 +119,9 @@ class P4(Budget):
         each = (2 if self.rotate_every else others) * min(rounds, self.releases or rounds)
         return cost.Cost(first + each, max(first, others) / n)
 
-    def arrange(self, federation: Federation) -> Federation:
-        """The samples as both models see them."""
-        return projected(federation, self.projection) if self.projection else federation
+    def arrange(self, federation: Federation, device: torch.device = CPU) -> Federation:
+        """The samples as both models see them; computed on `device`."""
+        return projected(federation, self.projection, device) if self.projection else federation
 
     def start(self, cohort: Cohort) -> State:
         share = self.histogram_share if self.groups == "histogram" else 0.0
@@ -211,10 +211,7 @@ class P4(Budget):
 
     def _histogram(self, t: int, cohort: Cohort) -> Tensor:
         """Shares of the classes among each client's records, with noise: [m, C]."""
-        part = cohort.data.train
-        owner = torch.repeat_interleave(torch.arange(len(cohort)), part.sizes).to(cohort.device)
-        counts = torch.zeros(len(cohort), cohort.data.classes, dtype=torch.float64, device=cohort.device)
-        counts.index_put_((owner, part.y), torch.ones((), dtype=torch.float64, device=cohort.device), accumulate=True)
+        counts = torch.from_numpy(cohort.data.class_counts()).to(cohort.device, torch.float64)
         noisy = account(cohort).statistic(t, "histogram", counts, math.sqrt(2))  # one count less, another more
         noisy = noisy.clamp(min=0)
         return noisy / noisy.sum(dim=1, keepdim=True)

@@ -46,6 +46,8 @@ class State:
     neighbors: Tensor  # [m, *] the neighbor list N_i: k long in stage one, free in stage two
     evidence: Tensor  # [m, n] what a client has learnt of each peer (matcher "evidence"; else [m, 0]), NaN: nothing
     unit: Tensor  # [m] the spread that evidence is measured in
+    opinion: Tensor  # [m, n] the same by loss (with `confirm`)
+    opinion_unit: Tensor  # [m]
 
 
 @register("panm")
@@ -54,7 +56,7 @@ class PANM:
     """Every client finds its kin by the similarity of models or updates, and averages with k of them each round."""
 
     similarity: Literal["loss", "gradient"] = setting("gradient", "compare models by loss on own data, or by updates")
-    neighbors: int = setting(5, "peers averaged with each round (k)", ge=1, peers=True)
+    neighbors: int = setting(5, "peers kept in stage one and averaged with each round (k)", ge=1, peers=True)
     candidates: int = setting(10, "strangers, and listed neighbors, looked at in a matching (l)", ge=1, peers=True)
     discover_rounds: int = setting(100, "rounds of stage one (T1)", ge=0)
     match_every: int = setting(1, "rounds between matchings in stage two (tau)", ge=1)
@@ -76,7 +78,7 @@ class PANM:
         None, "stage two: hard EM, or drift with memory; none: preset"
     )
     memory: float = setting(0.3, "weight of a new look in the running average (matcher evidence)", gt=0, le=1)
-    limit: float = setting(3.0, "how many spreads below the neighbors a kin may lie (matcher evidence)", gt=0)
+    limit: float = setting(3.0, "how many spreads below the neighbors a kin may lie (matcher evidence, mingle)", gt=0)
 
     def __post_init__(self) -> None:
         for name, value in PRESETS[self.preset].items():
@@ -96,9 +98,10 @@ class PANM:
 
     def start(self, cohort: Cohort) -> State:
         width = cohort.n if self.matcher == "evidence" else 0
-        evidence = torch.full((len(cohort), width), torch.nan, device=cohort.device)
+        nothing = torch.full((len(cohort), width), torch.nan, device=cohort.device)
         unit = torch.zeros(len(cohort), dtype=torch.float64, device=cohort.device)
-        return State(torch.full((len(cohort), self.neighbors), -1, device=cohort.device), evidence, unit)
+        nobody = torch.full((len(cohort), self.neighbors), -1, device=cohort.device)
+        return State(nobody, nothing, unit, nothing[:, : width if self.confirm else 0], unit)
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         before = cohort.weights
@@ -107,6 +110,8 @@ class PANM:
         peers.publish(t, weights=cohort.weights, **({"update": update} if update.numel() else {}))
         if t == 1 and self.discover_rounds == 0:
             state = replace(state, neighbors=peers.sample(0, self.neighbors))
+        if t == self.discover_rounds + 1 and state.opinion.numel():
+            state = replace(state, opinion=evidence.begun(state.neighbors, cohort.n, self.limit))
         if t <= self.discover_rounds:
             return replace(state, neighbors=self._discover(t, cohort, state.neighbors, peers, update))
         if t % self.match_every == 0:
@@ -183,6 +188,8 @@ class PANM:
             kin, skipped = found.same, found.skipped
         else:
             kin, skipped, state = self._judge(looked_at, similarity, old, state)
+            if self.confirm:
+                kin, state = self._confirmed(cohort, pool, looked_at, old, kin, state)
 
         # H, and who is listed but was not looked at this time
         same, rest = outcome(looked_at, similarity, kin, skipped, listed, known.shape[1], self.neighbors)
@@ -213,6 +220,24 @@ class PANM:
         """
         found = evidence.look(ids, drift, old, state.evidence, state.unit, self.memory, self.limit)
         return found.kin, found.skipped, replace(state, evidence=found.evidence, unit=found.unit)
+
+    def _confirmed(
+        self, cohort: Cohort, pool: Pool, looked_at: Tensor, old: Tensor, kin: Tensor, state: State
+    ) -> tuple[Tensor, State]:
+        """Who is kin by drift and, where it matters, by loss: strangers who would join, and k of the list beside them.
+
+        Groups that could not be told apart in the first rounds have come a long way together, and their drifts stay
+        alike for long after stage one has parted them. Losses see it; they are asked where a stranger would join.
+        """
+        asked = (kin & ~old).any(dim=1, keepdim=True)
+        if not bool(asked.any()):
+            return kin, state
+        here = ~old | columns(looked_at.shape[1], self.neighbors, cohort.device)
+        ids = torch.where(asked & here, looked_at, -1)
+        score = log_loss(cohort.losses(pool, ids))
+        found = evidence.look(ids, score, old, state.opinion, state.opinion_unit, self.memory, self.limit)
+        agreed = kin & (found.kin | (old & score.isnan()))
+        return agreed, replace(state, opinion=found.evidence, opinion_unit=found.unit)
 
     def _first(self, cohort: Cohort, t: int, same: Tensor, rest: Tensor) -> Tensor:
         """k peers to average with: those just judged and already here first, then others of the list."""

@@ -55,6 +55,8 @@ class Budget:
     )
     lr: float | None = setting(None, "noisy step size eta_0, divided by max(1, round(s K)); none: by `noise`", gt=0)
 
+    noisy = True  # what is sent may depend on records through noisy steps only
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise", self.rule)
         if self.sampling == "none" and self.sample_rate < 1:
@@ -80,7 +82,6 @@ class Budget:
         rounds: in which a client takes noisy steps; none: all of the run. gaps: what the promise does not cover.
         share: of the budget that is set aside for one statistic (see `Releases.statistic`).
         """
-        _refuse_judging(cohort)
         if share and (self.noise != "calibrated" or self.sample_rate < 1):
             raise UserError("a statistic beside the steps needs noise = 'calibrated' and sample_rate = 1")
         releases = Releases(self, cohort, rounds or cohort.rounds or 1, (*gaps, *cohort.data.gaps), share)
@@ -335,16 +336,6 @@ class Releases:
 
     def _name(self, t: int) -> str:
         return f"seed {self.cohort.seed}, round {t}"
-
-
-def _refuse_judging(cohort: Cohort) -> None:
-    """A rule that chooses models by losses on own records lets these into the next message, without noise."""
-    rule = getattr(getattr(cohort.combine, "__self__", None), "rule", None)  # of a `Combiner`
-    if getattr(rule, "judges", False):
-        raise UserError(
-            "aggregation.rule judges models on a client's own records without noise, and what it chooses is part of "
-            "what is sent next: a private method needs another rule"
-        )
 
 
 def _divided(whole: Plan, rounds: int, share: float) -> tuple[Plan, tuple[Mechanism, ...]]:

@@ -25,7 +25,8 @@ class Method(Protocol):
     Optional: `arrange(federation)`, the data as the method may see them; `notices()`, what the user should know of the
     settings; `needs_clusters = True`; `server = True` if it works through a server that reaches everybody;
     `one_model = True` if between rounds all clients use the same model, a shared field `model` [d] of the state;
-    with it `visitors(t, seed, n, device)`, ids [k] of the only clients that do anything in round t, None for all;
+    `meets(cohort, state, part)`, how clients that never train fare where it is not with this one model; beside it
+    `visitors(t, seed, n, device)`, ids [k] of the only clients that do anything in round t, None for all;
     `nominal(rounds, n)`, the `matching.cost.Cost` of so many rounds by a formula.
 
     `wrap(module, input_shape)`, what becomes of the user's net; `report(cohort, state)`, more for a row of metrics.

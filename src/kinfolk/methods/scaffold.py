@@ -15,7 +15,7 @@ from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.steer import Shifted
 from kinfolk.cohort.training import Training, local_steps
 from kinfolk.matching import cost
-from kinfolk.methods.fedavg import FedAvg
+from kinfolk.methods.fedavg import FedAvg, moved
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
@@ -68,9 +68,7 @@ class Scaffold:
         sizes = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
         mean = peers.mean(t, cohort.weights, sizes, before=state.model)
         common = state.common + peers.total(t, control - state.control, trained / peers.n)
-        if self.server_lr != 1:
-            mean = state.model + self.server_lr * (mean - state.model)
-        model = torch.where(torch.isfinite(mean).all(), mean, state.model)
+        model = moved(state.model, mean, self.server_lr)
         cohort.adopt(model)
         return State(control, model, common)
 

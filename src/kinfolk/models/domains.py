@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -38,13 +38,15 @@ class Sharing:
     """How domains share."""
 
     domains: int = setting(4, "domains (D)", ge=1)
-    layers: Literal["last", "all"] = setting("last", "which layers differ by domain: the last convolution, or all")
+    layers: Literal["last", "all", "whole"] = setting(
+        "last", "which layers differ by domain: the last convolution, all, or the whole net: D models without a graph"
+    )
     graph_layers: Literal[1, 2] = setting(1, "steps along the graph; two have a bottleneck between them")
     granularity: Literal["auto", "full", "per_filter"] = setting(
         "per_filter", "what W projects: a layer's whole row, or each filter's; auto: the whole up to 10,000 parameters"
     )
     project: bool = setting(True, "whether there is a projection W at all")
-    param_relu: bool = setting(True, "whether the parameters that are used are cut off at zero")
+    param_relu: bool | None = setting(None, "whether the parameters that are used are cut off at zero; none: preset")
     agnostic: bool = setting(True, "whether there is a part common to all domains; without it lambda is one")
 
 
@@ -53,7 +55,7 @@ class Graph(nn.Module):
 
     def __init__(self, filters: int, width: int, sharing: Sharing, name: str = "") -> None:
         super().__init__()
-        self.relu, self.steps = sharing.param_relu, sharing.graph_layers
+        self.relu, self.steps = sharing.param_relu is not False, sharing.graph_layers
         size = filters * width
         self.whole = sharing.granularity == "full" or (
             sharing.granularity == "auto" and (size <= FULL or sharing.graph_layers == 2)
@@ -114,6 +116,8 @@ class DomainLayer(nn.Module):
 
     def forward(self, z: Tensor, omega: Tensor, graph: Tensor) -> Tensor:
         rows = self.used(graph)
+        if self.training and isinstance(self.common, nn.Conv2d):
+            return self._mixed(z, omega, rows)
         if self.agnostic:
             rows = torch.cat([_row(self.common)[None], rows])
             omega = torch.cat([torch.ones_like(omega[:, :1]), self.share * omega], dim=1)
@@ -129,6 +133,25 @@ class DomainLayer(nn.Module):
             out = F.conv2d(z, weight, bias, conv.stride, conv.padding, conv.dilation)
         out = out.view(out.shape[0], domains, filters, *out.shape[2:])
         return torch.einsum("bd,bd...->b...", omega, out)
+
+    def _mixed(self, z: Tensor, omega: Tensor, rows: Tensor) -> Tensor:
+        """The same for small batches: every sample has filters of its own, mixed of its domains'.
+
+        One product with as many filters as the plain layer has, whatever D is.
+        """
+        own = torch.tensordot(omega, rows.flatten(1), dims=1).view(-1, *rows.shape[1:])  # [b, filters, width]
+        if self.agnostic:
+            own = _row(self.common) + self.share * own
+        conv = self.common
+        assert isinstance(conv, nn.Conv2d)
+        padding = conv.padding if isinstance(conv.padding, tuple) else (0, 0)
+        if isinstance(conv.padding, str):
+            z = F.pad(z, conv._reversed_padding_repeated_twice)
+        fields = F.unfold(z, conv.kernel_size, conv.dilation, padding, conv.stride)
+        out = own @ fields if conv.bias is None else own[..., :-1] @ fields + own[..., -1:]
+        height = (z.shape[2] + 2 * padding[0] - conv.dilation[0] * (conv.kernel_size[0] - 1) - 1) // conv.stride[0] + 1
+        image: Tensor = out.view(out.shape[0], out.shape[1], height, -1)
+        return image
 
 
 def _row(layer: nn.Conv2d | nn.Linear) -> Tensor:
@@ -146,6 +169,9 @@ class DomainNet(nn.Module):
     def __init__(self, net: nn.Sequential, sharing: Sharing, graph: Tensor | None = None) -> None:
         super().__init__()
         chosen = splittable(net, sharing.layers)
+        if sharing.layers == "whole":
+            sharing = replace(sharing, agnostic=False, project=False, param_relu=False, graph_layers=1)
+            graph = None
         layers = [
             DomainLayer(layer, sharing, str(place)) if place in chosen else layer  # type: ignore[arg-type]
             for place, layer in enumerate(net)
@@ -173,6 +199,11 @@ class DomainNet(nn.Module):
         graph = self.graph.detach()
         return [float((layer.used(graph) == 0).all(dim=0).float().mean()) for layer in self.split()]
 
+    def zeros(self) -> list[list[float]]:
+        """For each such layer and each domain the share of its used parameters that are zero."""
+        graph = self.graph.detach()
+        return [(layer.used(graph) == 0).flatten(1).float().mean(dim=1).tolist() for layer in self.split()]
+
 
 def splittable(net: nn.Module, layers: str) -> list[int]:
     """Places of the layers that may differ by domain: convolutions, or where there are none, linear ones but the last.
@@ -183,6 +214,8 @@ def splittable(net: nn.Module, layers: str) -> list[int]:
         raise UserError("FedCG needs an nn.Sequential: in this model it cannot tell which layer comes when")
     places = [place for place, layer in enumerate(net) if isinstance(layer, nn.Conv2d) and layer.groups == 1]
     plain = [place for place, layer in enumerate(net) if isinstance(layer, nn.Linear)]
+    if layers == "whole":
+        return sorted(places + plain)
     places = places or plain[:-1] or plain
     if not places:
         raise UserError("the model has no layer that can differ by domain: a convolution or linear layer is needed")

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from kinfolk.errors import UserError, nearest
+from kinfolk.models.norm import GroupNorm
 from kinfolk.models.tanh import cnn_scattering, cnn_tanh
 
 Factory = Callable[..., nn.Module]  # (input_shape, classes, **options) -> module
@@ -78,6 +79,24 @@ def cnn2(input_shape: tuple[int, ...], classes: int, padding: int = 0) -> nn.Mod
     )  # fmt: skip
 
 
+def cnn_celeba(input_shape: tuple[int, ...], classes: int, groups: int = 8) -> nn.Module:
+    """LEAF's net for CelebA: four 3×3 convolutions (32), normalised and halved, and a linear layer: 84×84 becomes 6×6.
+
+    LEAF has batch normalisation, which is no function of one sample; here channels are normalised in `groups` (0: not).
+    """
+    if groups < 0 or (groups and 32 % groups):
+        raise UserError(f"model 'cnn-celeba' has 32 channels, which groups = {groups} do not divide; 0 is for none")
+    if len(input_shape) != 3:
+        raise UserError(f"model 'cnn-celeba' needs images, the data have {list(input_shape)}")
+    modules: list[nn.Module] = []
+    channels, sides = input_shape[0], list(input_shape[1:])
+    for _ in range(4):
+        modules += [nn.Conv2d(channels, 32, 3, padding=1), *([GroupNorm(groups, 32)] if groups else [])]
+        modules += [nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()]
+        channels, sides = 32, [-(-side // 2) for side in sides]
+    return nn.Sequential(*modules, nn.Flatten(), nn.Linear(32 * math.prod(sides), classes))
+
+
 def _after_5x5(name: str, input_shape: tuple[int, ...], layers: int, padding: int) -> list[int]:
     """Height and width after so many 5×5 convolutions with pooling."""
     if not 0 <= padding <= 4:
@@ -94,7 +113,11 @@ def _after_5x5(name: str, input_shape: tuple[int, ...], layers: int, padding: in
 
 
 NETS: dict[str, Factory] = {"linear": linear, "mlp": mlp, "cnn": cnn, "cnn4": cnn4, "cnn2": cnn2}
-DERIVED: dict[str, Factory] = {"cnn-scattering": cnn_scattering, "cnn-tanh": cnn_tanh}  # without passes of their own
+DERIVED: dict[str, Factory] = {  # without passes of their own
+    "cnn-scattering": cnn_scattering,
+    "cnn-tanh": cnn_tanh,
+    "cnn-celeba": cnn_celeba,
+}
 
 
 def find(name: str) -> Factory:

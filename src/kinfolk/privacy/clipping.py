@@ -28,6 +28,7 @@ from kinfolk.models.vectorise import refuse_what_cannot_be_vectorised
 from kinfolk.privacy.losses import SampleLoss
 
 NUMBERS = 2**23  # that a chunk of samples may need at a time
+GPU_NUMBERS = 2**27  # the same on a GPU: small chunks would leave it waiting
 SHRINK = 1e-6  # gradients are clipped by this much more, for what rounding adds
 
 Views = dict[str, Tensor]

@@ -87,7 +87,7 @@ class PrivateGradients:
     ) -> Sums:
         """The sums without noise: not private."""
         device, clients = models.device, models.shape[0]
-        starts = starts.to(device)
+        begin, starts = starts.cpu(), starts.to(device)
         total = torch.zeros_like(models)
         losses, cut = (torch.zeros(clients, dtype=torch.float64, device=device) for _ in range(2))
         local = batches.positions.to(device)
@@ -98,7 +98,8 @@ class PrivateGradients:
             inside = torch.arange(columns.start, columns.stop) < batches.counts[here, None]
             everything = bool(inside.all())
             mask = None if everything else inside.to(device)
-            samples = _samples(x, starts[here], local[here, columns], batches.whole)
+            found = _side_by_side(x, begin[here], columns) if batches.whole else None
+            samples = x[starts[here, None] + local[here, columns]] if found is None else found
             part = total[here]  # a copy, or the place itself
             each, norms = self.clipping.add(
                 models[here], samples, mask, tuple(one[here, columns] for one in targets), loss, self.clip, part
@@ -109,17 +110,18 @@ class PrivateGradients:
             losses[here] += (each if mask is None else torch.where(mask, each, 0)).sum(dim=1, dtype=torch.float64)
             cut[here] += (cutting if mask is None else cutting & mask).sum(dim=1)
 
+        numbers = clipping.GPU_NUMBERS if models.is_cuda else clipping.NUMBERS
         with source.one_thread(device) as workers:
-            for layer in self._groups(batches):  # groups of a layer hold different clients
+            for layer in self._groups(batches, numbers):  # groups of a layer hold different clients
                 side_by_side(work, layer, workers)
         counts = batches.counts.to(device)
         return Sums(total, losses / torch.where(counts > 0, counts, math.nan), cut / counts.clamp(min=1))
 
-    def _groups(self, batches: Batches) -> list[list[tuple[Tensor, slice]]]:
+    def _groups(self, batches: Batches, numbers: int) -> list[list[tuple[Tensor, slice]]]:
         """Clients with batches of one width, in chunks that there is room for; a client's shapes are its own affair."""
         widths = batches.widths
         layers: dict[int, list[tuple[Tensor, slice]]] = {}
-        most = max(1, clipping.NUMBERS // max(self.clipping.numbers, 1))  # samples at a time
+        most = max(1, numbers // max(self.clipping.numbers, 1))  # samples at a time
         for width in sorted(set(widths.tolist())):
             rows = torch.nonzero(widths == width).flatten()
             for number, first in enumerate(range(0, width, most)):
@@ -129,14 +131,13 @@ class PrivateGradients:
         return list(layers.values())
 
 
-def _samples(x: Tensor, starts: Tensor, positions: Tensor, whole: bool) -> Tensor:
-    """x at starts [m] + positions [m, b]: [m, b, ...]; a view if all samples of clients side by side are wanted."""
-    if whole and not x.is_cuda and positions.shape[1]:
-        width, first = positions.shape[1], int(starts[0] + positions[0, 0])
-        if bool((starts == starts[0] + width * torch.arange(starts.numel())).all()):
-            rows = x[first : first + starts.numel() * width]
-            return rows.view(starts.numel(), width, *x.shape[1:])
-    return x[starts[:, None] + positions]
+def _side_by_side(x: Tensor, starts: Tensor, columns: slice) -> Tensor | None:
+    """A view [m, b, ...] of the samples `columns` of clients, if each client's follow those of the one before."""
+    width = columns.stop - columns.start
+    if not width or bool((starts != starts[0] + width * torch.arange(starts.numel())).any()):
+        return None
+    first = int(starts[0]) + columns.start
+    return x[first : first + starts.numel() * width].view(starts.numel(), width, *x.shape[1:])
 
 
 def _span(rows: Tensor) -> slice | None:

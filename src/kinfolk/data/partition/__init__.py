@@ -13,6 +13,7 @@ from kinfolk.data.partition.common import with_common_test
 from kinfolk.data.partition.newcomers import set_apart
 from kinfolk.data.partition.skew import Classes, Dirichlet, Pathological
 from kinfolk.data.partition.tasks import Alpha, Shards, constant_predictor_line, tuning_clients
+from kinfolk.data.partition.turns import Rotate, turned
 from kinfolk.data.partition.users import ByUser
 
 SPLITS: dict[str, type[SplitKind]] = {
@@ -37,6 +38,7 @@ __all__ = [
     "LabelSwap",
     "Labels",
     "Pathological",
+    "Rotate",
     "Rotation",
     "Shards",
     "Split",
@@ -48,5 +50,6 @@ __all__ = [
     "rotate",
     "set_apart",
     "tuning_clients",
+    "turned",
     "with_common_test",
 ]

@@ -53,6 +53,7 @@ class Split:
     common: Ints | None = None  # sorted indices of the test samples common to all, if there are any
     validation: Split | None = None  # clients that never train, to choose settings by; nothing in `train`
     newcomers: Split | None = None  # clients that never train, to be tested on; nothing in `train`
+    sample_turns: Ints | None = None  # [N_train + N_test] quarter turns of each image, whoever holds it
 
     @property
     def cluster_names(self) -> list[str] | None:
