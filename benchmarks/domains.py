@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import RESULTS, keep
+from machine import RESULTS, in_turns, keep
 from torch import nn
 
 from kinfolk import Federation, Training, engines
@@ -71,25 +70,13 @@ def engine(job: Job, name: str, clients: int, taking_part: int, device: torch.de
     return engines.InProcessEngine(engines.Parts(data, build, method, Faults(), cohort, resident="round"))
 
 
-def timed(works: list[Any], rounds: int, device: torch.device) -> list[list[float]]:
-    """Seconds of every round of each engine, one engine after another."""
-    times: list[list[float]] = [[] for _ in works]
-    for t in range(1, rounds + WARM_UP + 1):
-        for work, found in zip(works, times):
-            begin = time.perf_counter()
-            work.step(t, False)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            found.append(time.perf_counter() - begin)
-    return times
-
-
 def measure(name: str, clients: int, taking_part: int, rounds: int, device: torch.device) -> dict[str, Any]:
     plain, branches = (
         engine(JOBS[name], method, clients, taking_part, device, **settings)
         for method, settings in (("fedavg", {}), ("fedcg", {"domains": DOMAINS}))
     )
-    found = timed([plain, branches], rounds, device)
+    works = [lambda t, engine=engine: engine.step(t, False) for engine in (plain, branches)]
+    found = in_turns(works, WARM_UP + rounds, device)
     each = [statistics.median(times[WARM_UP:]) for times in found]
     row = {
         "job": name,

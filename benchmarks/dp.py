@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch  # before kinfolk: its threads then wait as torch lets them, which Opacus is fastest with
 import torch.nn.functional as F
-from machine import RESULTS, keep
+from machine import RESULTS, in_turns, keep
 from torch import Tensor, nn
 
 from kinfolk.cohort.layout import Layout
@@ -30,6 +29,7 @@ from kinfolk.privacy.sampling import draw
 from kinfolk.privacy.source import Seeded
 
 RATE, CLIP, SIGMA, CLASSES = 0.05, 1.0, 2.0, 10  # SIGMA: noise on the sum in clipping norms
+WARM_UP = 2  # steps
 TARGETS = {"cpu": 5, "cuda": 20}
 NETS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "linear": ((15_552,), lambda: nn.Sequential(nn.Linear(15_552, CLASSES))),
@@ -118,15 +118,8 @@ def difference(name: str, clients: int, samples: int, device: torch.device) -> f
 def measure(name: str, clients: int, samples: int, rounds: int, device: torch.device) -> dict[str, Any]:
     off = difference(name, min(clients, 10), samples, device)
     both = pair(name, clients, samples, device, SIGMA)
-    times: list[list[float]] = [[], []]
-    for t in range(rounds + 2):
-        for one, seconds in zip(both, times):
-            start = time.perf_counter()
-            one.step(t)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - start)
-    ours, opacus = (statistics.median(seconds[2:]) for seconds in times)
+    times = in_turns([one.step for one in both], WARM_UP + rounds, device)
+    ours, opacus = (statistics.median(seconds[WARM_UP:]) for seconds in times)
     target = TARGETS[device.type] if name == "linear" else None
     return {
         "net": name, "clients": clients, "samples": samples, "opacus_s": opacus, "kinfolk_s": ours,

@@ -8,6 +8,8 @@ import resource
 import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,19 @@ def keep(name: str, device: torch.device, rows: list[dict[str, Any]], folder: Pa
     path = folder / f"{name}-{device.type}.json"
     path.write_text(json.dumps({"facts": facts(device), **more, "rows": rows}, indent=2) + "\n")
     return path
+
+
+def in_turns(works: Sequence[Callable[[int], object]], rounds: int, device: torch.device) -> list[list[float]]:
+    """Seconds of work(1), work(2), ... of each, done in turns: a busy machine hurts all of them."""
+    times: list[list[float]] = [[] for _ in works]
+    for t in range(1, rounds + 1):
+        for work, found in zip(works, times):
+            begin = time.perf_counter()
+            work(t)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            found.append(time.perf_counter() - begin)
+    return times
 
 
 def reset_peak(device: torch.device) -> None:

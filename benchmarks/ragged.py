@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from machine import RESULTS, keep
+from machine import RESULTS, in_turns, keep
 from torch import nn
 
 from kinfolk import Cohort, Federation, Training
@@ -71,25 +69,13 @@ def federation(sizes: list[int], shape: tuple[int, ...]) -> Federation:
     return Federation.from_arrays(pairs, [(a[:1], b[:1]) for a, b in pairs], classes=CLASSES)
 
 
-def timed(works: list[Callable[[int], Any]], rounds: int, device: torch.device) -> list[float]:
-    """Median seconds of each work(t), done in turns, after some rounds to warm up."""
-    times: list[list[float]] = [[] for _ in works]
-    for t in range(1, rounds + WARM_UP + 1):
-        for work, found in zip(works, times):
-            begin = time.perf_counter()
-            work(t)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            found.append(time.perf_counter() - begin)
-    return [statistics.median(found[WARM_UP:]) for found in times]
-
-
 def measure(name: str, sizes: list[int], rounds: int, device: torch.device) -> dict[str, Any]:
     job = JOBS[name]
     training = Training(epochs=job.epochs, batch_size=job.batch, lr=0.01)
     equal = [MEAN] * len(sizes)
     cohorts = [Cohort(federation(s, job.shape), job.model(), training, device=device) for s in (equal, sizes)]
-    seconds = timed([cohort.train for cohort in cohorts], rounds, device)
+    times = in_turns([cohort.train for cohort in cohorts], WARM_UP + rounds, device)
+    seconds = [statistics.median(found[WARM_UP:]) for found in times]
     each = [1e6 * s / (sum(sizes) * job.epochs) for s in seconds]
     row = {
         "job": name,

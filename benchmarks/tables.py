@@ -123,6 +123,19 @@ def private(results: Sequence[Row]) -> str:
     return markdown(heads, rows)
 
 
+def domains(results: Sequence[Row]) -> str:
+    rows = [
+        [
+            result["facts"]["device"], row["job"], f"{row['in_a_round']} of {row['clients']}",
+            f"{figure(row['fedavg_ms'])} ms", f"{figure(row['fedcg_ms'])} ms", f"{row['ratio']}×",
+            f"≤ {row['target']:g}×", f"{figure(row['finding_s'])} s",
+        ]
+        for result in results for row in result["rows"]
+    ]  # fmt: skip
+    heads = ["device", "job", "clients in a round", "FedAvg", "FedCG", "ratio", "target", "first round"]
+    return markdown(heads, rows)
+
+
 def facts(name: str, results: Sequence[Row]) -> str:
     """What the numbers were measured on."""
     lines = []
@@ -144,6 +157,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {  # mark -> pro
     "large": ("large", large),
     "ragged": ("ragged", ragged),
     "dp": ("dp", private),
+    "domains": ("domains", domains),
 }
 
 

@@ -69,6 +69,8 @@ def load(path: str) -> tuple[nn.Module, dict]:
         about = json.loads(file.metadata()["kinfolk"])
         numbers = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     net = about["net"]
+    if net is None or ("student" in net and net["student"] is None):
+        raise SystemExit("this example builds nets of known layers whose domains a student finds: build yours yourself")
     module = DomainModel(net) if "student" in net else nn.Sequential(*(make(**layer) for layer in net["layers"]))
     module.to(next(iter(numbers.values())).dtype).load_state_dict(numbers)
     return module.eval(), about
@@ -76,6 +78,8 @@ def load(path: str) -> tuple[nn.Module, dict]:
 
 def as_the_model_sees(pixels: torch.Tensor, about: dict) -> torch.Tensor:
     """Bytes [b, C, H, W] in 0..255, brought to the scale of the training images."""
+    if about["inputs"]["shift"] is None:
+        raise SystemExit(f"this model sees {about['inputs']['features'] or 'inputs of your own'}: scale them yourself")
     shift, spread = (torch.tensor(about["inputs"][name]).view(-1, 1, 1) for name in ("shift", "spread"))
     return (pixels.float() - shift) / spread
 

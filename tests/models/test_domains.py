@@ -238,6 +238,8 @@ def test_relu_makes_parameters_that_are_never_negative_and_can_kill_a_layer() ->
 def test_which_layers_differ_by_domain() -> None:
     assert splittable(net(), "last") == [2]
     assert splittable(net(), "all") == [0, 2]
+    around = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Conv2d(2, 2, 3, groups=2))
+    assert splittable(nn.Sequential(*around, nn.Conv2d(2, 2, 3)), "all") == [2]
     perceptron = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     assert splittable(perceptron, "all") == [1, 3]
     assert splittable(perceptron, "last") == [3]

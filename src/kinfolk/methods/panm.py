@@ -11,8 +11,8 @@ keep whoever belongs to the upper one; average with k of the list.
 Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so
 it does not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
 `matching/mixture.py`. Preset "paper" is otherwise as printed. Preset "robust" takes -log F for 1/F, confirms the choice
-of stage one by loss, judges in stage two by the drift alone, with a memory (`matching/evidence.py`), and averages with
-all kin whose models it has fetched to look at them, not with k of them only.
+of stage one by loss, judges in stage two by the drift, with a memory (`matching/evidence.py`), where a stranger joins
+only if its loss agrees, and averages with all kin whose models it has fetched to look at them, not with k of them only.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class PANM:
     preset: Literal["paper", "robust"] = setting("robust", "as printed, or with what made matching reliable")
     loss_score: Literal["inverse", "log"] | None = setting(None, "similarity from a loss: 1/F or -log F; none: preset")
     confirm: bool | None = setting(
-        None, "stage one: of old neighbors and those likest by update or drift, 2k, the k best by loss; none: preset"
+        None,
+        "stage one: of old neighbors and those likest by update or drift, 2k, the k best by loss; matcher evidence: a "
+        "stranger joins only if its loss agrees; none: preset",
     )
     mingle: bool | None = setting(
         None, "average with all kin that have been looked at, not with k of them only; none: preset"

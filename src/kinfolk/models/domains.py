@@ -212,7 +212,7 @@ def splittable(net: nn.Module, layers: str) -> list[int]:
     """
     if not isinstance(net, nn.Sequential):
         raise UserError("FedCG needs an nn.Sequential: in this model it cannot tell which layer comes when")
-    places = [place for place, layer in enumerate(net) if isinstance(layer, nn.Conv2d) and layer.groups == 1]
+    places = [place for place, layer in enumerate(net) if _splits(layer)]
     plain = [place for place, layer in enumerate(net) if isinstance(layer, nn.Linear)]
     if layers == "whole":
         return sorted(places + plain)
@@ -220,6 +220,11 @@ def splittable(net: nn.Module, layers: str) -> list[int]:
     if not places:
         raise UserError("the model has no layer that can differ by domain: a convolution or linear layer is needed")
     return places if layers == "all" else places[-1:]
+
+
+def _splits(layer: nn.Module) -> bool:
+    """Whether it is a convolution that all filters of all domains can share in one product, with zeros around."""
+    return isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros"
 
 
 def classifier(input_shape: tuple[int, ...], domains: int) -> nn.Sequential:
