@@ -217,6 +217,7 @@ def test_kin_by_evidence_are_the_same(c: int) -> None:
     scores, listed = looks(m, c)
     ids = some_lists(m, c, n, missing=0.0)
     scores[6, 0], ids[6, 0] = NAN, -1
+    ids[7, ::2] = -1  # seen, but no place in the table
     table = 3 * floats(m, n, seed=4, missing=0.5).float()
     unit = floats(m, seed=5).abs()
     for rate in (0.3, 1.0):

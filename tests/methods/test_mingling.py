@@ -8,6 +8,7 @@ from test_panm import KIN, engine_of, mixed_with, rows, see_perfectly
 from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
+from kinfolk.matching import evidence
 from kinfolk.methods.panm import PANM
 
 SETTINGS: dict[str, Any] = {
@@ -146,9 +147,9 @@ def test_the_presets_differ_in_it() -> None:
     assert PANM(preset="paper", mingle=True).mingle
 
 
-# -- stage two asks for losses where a stranger would join ---------------------------------------------------------
+# -- stage two asks what company a peer keeps ----------------------------------------------------------------------
 
-CONFIRMED: dict[str, Any] = {**SETTINGS, "mingle": True, "confirm": True, "discover_rounds": 6}
+KEPT: dict[str, Any] = {**SETTINGS, "mingle": True, "company": True, "discover_rounds": 12}
 
 
 def everybody_drifts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,52 +161,73 @@ def everybody_drifts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PANM, "_drift", drift)
 
 
-@pytest.mark.parametrize("confirm", [False, True])
-def test_who_has_come_the_same_way_may_join_only_if_its_loss_agrees(
-    confirm: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kept", [False, True])
+def test_who_has_come_the_same_way_may_join_only_if_it_keeps_the_same_company(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of(**{**CONFIRMED, "confirm": confirm})
-    for t in range(1, 7):
+    engine = engine_of(**{**KEPT, "company": kept})
+    for t in range(1, 13):
         engine.step(t, False)
     everybody_drifts_alike(monkeypatch)
-    for t in range(7, 25):
+    for t in range(13, 40):
         engine.step(t, False)
     found = rows(engine.shards[0].state.neighbors)
-    if confirm:
+    if kept:
         assert found == KIN
     else:
         assert all(mine > kin for mine, kin in zip(found, KIN))
 
 
-def test_a_listed_one_leaves_when_its_loss_turns_bad_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(**CONFIRMED)
-    for t in range(1, 7):
+def test_a_client_that_met_two_groups_finds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 0 has averaged with everybody of late; its list and its neighbors' company are right."""
+    engine = engine_of(**KEPT)
+    for t in range(1, 13):
         engine.step(t, False)
-    everybody_drifts_alike(monkeypatch)  # so that strangers go on asking
-    for t in range(7, 25):
-        engine.step(t, False)
-    assert rows(engine.shards[0].state.neighbors) == KIN
-
-    def losses(self: Cohort, pool: Any, ids: Tensor, *more: Any) -> Tensor:
-        same = self.clusters[self.ids][:, None] == self.clusters[ids.clamp(min=0)]
-        good = same & (ids != 15)
-        return torch.where(pool.rows(ids) >= 0, torch.where(good, 0.5, 2.0).double() + 1e-3 * (ids % 5), torch.nan)
-
-    monkeypatch.setattr(Cohort, "losses", losses)
-    for t in range(25, 50):
-        engine.step(t, False)
-    found = rows(engine.shards[0].state.neighbors)
-    for client, (mine, kin) in enumerate(zip(found, KIN)):
-        assert client == 15 or mine == kin - {15}
-
-
-def test_nobody_is_asked_for_a_loss_where_no_stranger_would_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(**CONFIRMED)
-    for t in range(1, 25):
+    everybody_drifts_alike(monkeypatch)
+    engine.shards[0].state.met[0] = 12
+    for t in range(13, 40):
         engine.step(t, False)
     assert rows(engine.shards[0].state.neighbors) == KIN
-    asked: list[int] = []
-    monkeypatch.setattr(Cohort, "losses", lambda self, pool, ids, *more: asked.append(1))
-    for t in range(25, 30):
+
+
+def test_one_who_changes_company_is_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(**KEPT)
+    for t in range(1, 40):
         engine.step(t, False)
-    assert not asked
+    assert rows(engine.shards[0].state.neighbors) == KIN
+    everybody_drifts_alike(monkeypatch)
+    for t in range(40, 60):
+        met = engine.shards[0].state.met
+        met[15] = torch.where(torch.arange(24) % 3 == 1, t, 0)  # client 15 keeps the company of another group
+        engine.step(t, False)
+    for client, (mine, kin) in enumerate(zip(rows(engine.shards[0].state.neighbors), KIN)):
+        if client % 3 == 0 and client != 15:
+            assert mine == kin - {15}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_companies_travel_only_when_they_are_compared(every: int) -> None:
+    """They are a byte for each peer beside a model."""
+    received = []
+    for kept in (False, True):
+        engine = engine_of(**{**KEPT, "company": kept, "match_every": every})
+        for t in range(1, 13):
+            engine.step(t, False)
+        before = engine.shards[0].peers.bytes_received.clone()
+        models = engine.shards[0].peers.models_received.clone()
+        engine.step(13, False)
+        peers = engine.shards[0].peers
+        received.append(((peers.bytes_received - before) / (peers.models_received - models)).mean().item())
+    more = received[1] - received[0]
+    assert 0 < more <= 24 if every == 1 else more == 0
+
+
+def test_more_peers_than_a_client_remembers_are_told_apart_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of seven columns for 24 clients: memory grows with the number of clients, not with its square."""
+    monkeypatch.setattr(evidence, "WIDEST", 7)
+    engine = engine_of(**{**KEPT, "company": False})
+    for t in range(1, 40):
+        engine.step(t, False)
+    state = engine.shards[0].state
+    assert state.evidence.shape == state.whose.shape == (24, 7)
+    assert rows(state.neighbors) == KIN

@@ -22,7 +22,7 @@ LEAST, MOST = 0.2, 0.4
 FARTHEST = 30.0  # one look counts at most this much
 FADING = 0.98  # a round that shows kin only says nothing about how far strangers are: the unit shrinks slowly
 SMALLEST = 1e-12  # unit
-STRANGE = 7 / 6  # limits below the neighbors, where a stranger begins: one good look lets it in, one fair look does not
+WIDEST = 2_000  # columns of the table of evidence: of more peers several share one, and the last one judged has it
 COMPARED = 64  # peers up to which one program judges all of a client's on a GPU
 
 
@@ -75,6 +75,7 @@ def look(
 ) -> Look:
     """Judge the peers ids [m, c] by their scores [m, c] (NaN: not seen) and by what is known of them, evidence [m, n].
 
+    Nothing is known, and nothing will be, of somebody whose id is -1 (`places` in a table that is too narrow).
     Those who cannot be judged, because there are fewer than two neighbors to compare with: neighbors stay kin, and with
     one neighbor, which has no spread, whoever is nearer to it than to the strangers' mean joins it.
     """
@@ -85,8 +86,11 @@ def look(
         kin, unit, skipped = fused(scores, listed, limit, _CONSTANTS, ids, table, unit, rate)
         return Look(kin, table, unit, skipped)
     n = evidence.shape[1]
-    verdict = judge(scores, listed, evidence.gather(1, ids.clamp(min=0)), unit, rate, limit)
-    there = torch.where(verdict.judged, ids, n)  # what was not judged is written to a column that is cut off
+    before = torch.where(ids < 0, torch.nan, evidence.gather(1, ids.clamp(min=0)))
+    verdict = judge(scores, listed, before, unit, rate, limit)
+    there = torch.where(
+        verdict.judged & (ids >= 0), ids, n
+    )  # what was not judged is written to a column that is cut off
     table = torch.nn.functional.pad(evidence, (0, 1))
     table = table.scatter(1, there, verdict.evidence.to(table.dtype))[:, :n]
     unseen = scores.isnan()
@@ -97,10 +101,32 @@ def look(
     return Look(kin, table, verdict.unit, unseen.all(dim=1))
 
 
-def begun(listed: Tensor, n: int, limit: float) -> Tensor:
-    """Evidence [m, n] to begin with: neighbors, listed [m, k], are taken for kin, others for somewhat strange."""
-    table = torch.full((listed.shape[0], n + 1), -STRANGE * limit, device=listed.device)
-    return table.scatter(1, torch.where(listed < 0, n, listed), 0.0)[:, :n].contiguous()
+def nothing(m: int, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What m clients know of n peers to begin with: evidence [m, w], and whose [m, w] it is; [m, 0] if each peer has a
+    column of its own."""
+    width = min(n, WIDEST)
+    whose = torch.full((m, width if n > width else 0), -1, dtype=torch.int32, device=device)
+    return torch.full((m, width), torch.nan, device=device), whose
+
+
+def places(ids: Tensor, evidence: Tensor, whose: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Columns [m, c] for the peers ids [m, c], the evidence [m, w] without that of others who had them, and whose it is
+    now.
+
+    Two who are looked at together and share a column: the first has it, the other is judged by this look alone (-1).
+    """
+    if not whose.shape[1]:
+        return ids, evidence, whose
+    width = evidence.shape[1]
+    column = torch.where(ids < 0, -1, ids % width)
+    same = column[:, :, None] == column[:, None, :]
+    taken = same.tril(-1).any(dim=2)
+    column = torch.where(taken, -1, column)
+    into = torch.where(column < 0, width, column)  # nobody's: a column that is cut off
+    wide_whose, wide = torch.nn.functional.pad(whose, (0, 1)), torch.nn.functional.pad(evidence, (0, 1))
+    known = torch.where(wide_whose.gather(1, into) == ids, wide.gather(1, into), torch.nan)
+    wide, wide_whose = wide.scatter(1, into, known), wide_whose.scatter(1, into, ids.to(whose.dtype))
+    return column, wide[:, :width], wide_whose[:, :width]
 
 
 def alike(scores: Tensor, listed: Tensor, limit: float) -> Tensor:

@@ -11,8 +11,9 @@ keep whoever belongs to the upper one; average with k of the list.
 Departures: the printed initialisation of the EM names the components the wrong way round (the higher mean decides, so
 it does not matter); candidates are drawn from peers that are not neighbors already; degenerate cases are decided in
 `matching/mixture.py`. Preset "paper" is otherwise as printed. Preset "robust" takes -log F for 1/F, confirms the choice
-of stage one by loss, judges in stage two by the drift, with a memory (`matching/evidence.py`), where a stranger joins
-only if its loss agrees, and averages with all kin whose models it has fetched to look at them, not with k of them only.
+of stage one by loss, judges in stage two by the drift, with a memory (`matching/evidence.py`), and by the company that
+a peer keeps (`matching/company.py`), and averages with all kin whose models it has fetched to look at them, not with k
+of them only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
-from kinfolk.matching import cost, evidence, mixture
+from kinfolk.matching import company, cost, evidence, mixture
 from kinfolk.matching.confident import confident
 from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, packed, without
 from kinfolk.matching.outcome import outcome
@@ -36,18 +37,18 @@ from kinfolk.settings import setting
 WIDE = 256  # peers up to which a list may as well have a column for each
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"loss_score": "inverse", "confirm": False, "mingle": False, "matcher": "mixture"},
-    "robust": {"loss_score": "log", "confirm": True, "mingle": True, "matcher": "evidence"},
+    "paper": {"loss_score": "inverse", "confirm": False, "mingle": False, "matcher": "mixture", "company": False},
+    "robust": {"loss_score": "log", "confirm": True, "mingle": True, "matcher": "evidence", "company": True},
 }
 
 
 @dataclass(frozen=True)
 class State:
     neighbors: Tensor  # [m, *] the neighbor list N_i: k long in stage one, free in stage two
-    evidence: Tensor  # [m, n] what a client has learnt of each peer (matcher "evidence"; else [m, 0]), NaN: nothing
+    evidence: Tensor  # [m, *] what a client has learnt of each peer (matcher "evidence"; else [m, 0]), NaN: nothing
+    whose: Tensor  # [m, *] which peer it is about, where there are too many for a column each
     unit: Tensor  # [m] the spread that evidence is measured in
-    opinion: Tensor  # [m, n] the same by loss (with `confirm`)
-    opinion_unit: Tensor  # [m]
+    met: Tensor  # [m, *] when a client last averaged with each peer (with `company`; else [m, 0])
 
 
 @register("panm")
@@ -69,15 +70,16 @@ class PANM:
     preset: Literal["paper", "robust"] = setting("robust", "as printed, or with what made matching reliable")
     loss_score: Literal["inverse", "log"] | None = setting(None, "similarity from a loss: 1/F or -log F; none: preset")
     confirm: bool | None = setting(
-        None,
-        "stage one: of old neighbors and those likest by update or drift, 2k, the k best by loss; matcher evidence: a "
-        "stranger joins only if its loss agrees; none: preset",
+        None, "stage one: of old neighbors and those likest by update or drift, 2k, the k best by loss; none: preset"
     )
     mingle: bool | None = setting(
         None, "average with all kin that have been looked at, not with k of them only; none: preset"
     )
     matcher: Literal["mixture", "evidence"] | None = setting(
         None, "stage two: hard EM, or drift with memory; none: preset"
+    )
+    company: bool | None = setting(
+        None, "stage two: kin must have averaged with the same peers of late (lists are sent); none: preset"
     )
     memory: float = setting(0.3, "weight of a new look in the running average (matcher evidence)", gt=0, le=1)
     limit: float = setting(3.0, "how many spreads below the neighbors a kin may lie (matcher evidence, mingle)", gt=0)
@@ -99,36 +101,52 @@ class PANM:
         return cost.panm(n, self.candidates, self.neighbors, self.match_every, first, rounds - first)
 
     def start(self, cohort: Cohort) -> State:
-        width = cohort.n if self.matcher == "evidence" else 0
-        nothing = torch.full((len(cohort), width), torch.nan, device=cohort.device)
+        nothing = evidence.nothing(len(cohort), cohort.n if self.matcher == "evidence" else 0, cohort.device)
         unit = torch.zeros(len(cohort), dtype=torch.float64, device=cohort.device)
         nobody = torch.full((len(cohort), self.neighbors), -1, device=cohort.device)
-        return State(nobody, nothing, unit, nothing[:, : width if self.confirm else 0], unit)
+        met = company.nobody(len(cohort), cohort.n if self.company else 0, cohort.device)
+        return State(nobody, *nothing, unit, met)
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         before = cohort.weights
         cohort.train(t)
         update = cohort.weights - before if "update" in self._names(t) else before[:, :0]
-        peers.publish(t, weights=cohort.weights, **({"update": update} if update.numel() else {}))
+        offered = {"update": update} if update.numel() else {}
+        if "company" in self._names(t):
+            offered["company"] = company.since(state.met, self._since(t, cohort.n))
+        peers.publish(t, weights=cohort.weights, **offered)
         if t == 1 and self.discover_rounds == 0:
             state = replace(state, neighbors=peers.sample(0, self.neighbors))
-        if t == self.discover_rounds + 1 and state.opinion.numel():
-            state = replace(state, opinion=evidence.begun(state.neighbors, cohort.n, self.limit))
         if t <= self.discover_rounds:
-            return replace(state, neighbors=self._discover(t, cohort, state.neighbors, peers, update))
+            return self._discover(t, cohort, state, peers, update)
         if t % self.match_every == 0:
             return self._match(t, cohort, state, peers, update)
         chosen = choose(cohort.seed, "aggregate", t, cohort.ids, state.neighbors, self.neighbors)
-        cohort.mix(peers.pull(t, chosen), chosen)
-        return state
+        return self._average(t, cohort, state, peers.pull(t, chosen), chosen)
 
     def _names(self, t: int) -> tuple[str, ...]:
-        """What a round needs of a peer: its model, and its update only where updates are compared."""
-        compared = t <= self.discover_rounds or self.matcher == "mixture"
-        return ("weights", "update") if self.similarity == "gradient" and compared else ("weights",)
+        """What a round needs of a peer: its model, its update where updates are compared, its company if it matters."""
+        first = t <= self.discover_rounds
+        update = self.similarity == "gradient" and (first or self.matcher == "mixture")
+        known = self.company and not first and t % self.match_every == 0
+        return ("weights", *(["update"] if update else []), *(["company"] if known else []))
 
-    def _discover(self, t: int, cohort: Cohort, neighbors: Tensor, peers: Peers, update: Tensor) -> Tensor:
+    def _since(self, t: int, n: int) -> int:
+        """The first round that counts for the company kept before round t: long enough ago that a client has looked at
+        everybody about twice, but not before the last quarter of stage one."""
+        return max(1, t - -(-2 * n // self.candidates), self.discover_rounds - self.discover_rounds // 4)
+
+    def _average(self, t: int, cohort: Cohort, state: State, pool: Pool, ids: Tensor) -> State:
+        """Average with the peers ids [m, c]."""
+        cohort.mix(pool, ids)
+        if not self.company or t < self._since(t, cohort.n):
+            return state
+        arrived = torch.where(pool.rows(ids) >= 0, ids, -1)
+        return replace(state, met=company.met(state.met, cohort.ids, arrived, t))
+
+    def _discover(self, t: int, cohort: Cohort, state: State, peers: Peers, update: Tensor) -> State:
         """CNI: the k most similar of old neighbors and new candidates."""
+        neighbors = state.neighbors
         if self.candidate_pool == "strangers":
             candidates = peers.sample(t, self.candidates, exclude=neighbors)
         else:
@@ -146,8 +164,7 @@ class PANM:
         if self.mingle:
             drift = self._drift(cohort, pool, looked_at, update)
             found = torch.where(self._kin(looked_at, drift, score, found) & eligible, looked_at, -1)
-        cohort.mix(pool, found)
-        return kept
+        return replace(self._average(t, cohort, state, pool, found), neighbors=kept)
 
     def _opinions(
         self, cohort: Cohort, pool: Pool, looked_at: Tensor, neighbors: Tensor, similarity: Tensor, update: Tensor
@@ -190,8 +207,10 @@ class PANM:
             kin, skipped = found.same, found.skipped
         else:
             kin, skipped, state = self._judge(looked_at, similarity, old, state)
-            if self.confirm:
-                kin, state = self._confirmed(cohort, pool, looked_at, old, kin, state)
+
+        if self.company:
+            mine = company.since(state.met, self._since(t, cohort.n))
+            kin = kin & company.kept(mine, pool["company"], pool.rows(looked_at), old)
 
         # H, and who is listed but was not looked at this time
         same, rest = outcome(looked_at, similarity, kin, skipped, listed, known.shape[1], self.neighbors)
@@ -200,7 +219,7 @@ class PANM:
         mixed = self._first(cohort, t, same, rest)
         if self.mingle:
             mixed = torch.cat([same, without(mixed, same)], dim=1)
-        cohort.mix(pool | peers.pull(t, without(mixed, looked_at)), mixed)
+        state = self._average(t, cohort, state, pool | peers.pull(t, without(mixed, looked_at)), mixed)
         return replace(state, neighbors=packed(matched, self._room(t, cohort, listed)))
 
     def _room(self, t: int, cohort: Cohort, listed: Tensor) -> int | None:
@@ -220,26 +239,9 @@ class PANM:
         Once stage one has found kin, models of a cluster move together and away from the others, whatever the metric
         of stage one: the drift tells them apart by a wide margin, needs no forward pass and nothing more to be sent.
         """
-        found = evidence.look(ids, drift, old, state.evidence, state.unit, self.memory, self.limit)
-        return found.kin, found.skipped, replace(state, evidence=found.evidence, unit=found.unit)
-
-    def _confirmed(
-        self, cohort: Cohort, pool: Pool, looked_at: Tensor, old: Tensor, kin: Tensor, state: State
-    ) -> tuple[Tensor, State]:
-        """Who is kin by drift and, where it matters, by loss: strangers who would join, and k of the list beside them.
-
-        Groups that could not be told apart in the first rounds have come a long way together, and their drifts stay
-        alike for long after stage one has parted them. Losses see it; they are asked where a stranger would join.
-        """
-        asked = (kin & ~old).any(dim=1, keepdim=True)
-        if not bool(asked.any()):
-            return kin, state
-        here = ~old | columns(looked_at.shape[1], self.neighbors, cohort.device)
-        ids = torch.where(asked & here, looked_at, -1)
-        score = log_loss(cohort.losses(pool, ids))
-        found = evidence.look(ids, score, old, state.opinion, state.opinion_unit, self.memory, self.limit)
-        agreed = kin & (found.kin | (old & score.isnan()))
-        return agreed, replace(state, opinion=found.evidence, opinion_unit=found.unit)
+        at, known, whose = evidence.places(ids, state.evidence, state.whose)
+        found = evidence.look(at, drift, old, known, state.unit, self.memory, self.limit)
+        return found.kin, found.skipped, replace(state, evidence=found.evidence, whose=whose, unit=found.unit)
 
     def _first(self, cohort: Cohort, t: int, same: Tensor, rest: Tensor) -> Tensor:
         """k peers to average with: those just judged and already here first, then others of the list."""
