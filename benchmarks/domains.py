@@ -43,7 +43,7 @@ class Job:
 
 JOBS = {
     "CNN of one convolution, batch 10": Job("cnn2", (1, 28, 28), 10, {}),
-    "CNN of two convolutions, batch 10": Job("cnn", (1, 28, 28), 10, {}),
+    "CNN of three convolutions, batch 10": Job("cnn", (1, 28, 28), 10, {}),
     "CNN of one convolution, batch 50": Job("cnn2", (1, 28, 28), 50, {}),
 }
 

@@ -158,7 +158,7 @@ def test_every_shipped_study_is_sound(name: str) -> None:
     if study.figure is not None:
         pictures.figure_of(study)
     for cell in cells:
-        usual = {"panm": {5}, "fedcg": {20, 100}}.get(name.partition("/")[0], {2, 5, 10})
+        usual = {"panm": {5}, "fedcg": {10, 20, 100}}.get(name.partition("/")[0], {2, 5, 10})
         assert cell.config.run.evaluate_every in usual
         if "/small/" in name:
             assert cell.config.data.name == ("fashion-mnist" if "fmnist" in name else "digits")

@@ -375,11 +375,11 @@ def _rounds(
     folder.write_clients(records.clients(results, known, engine))
     if strangers := records.strangers(engine):
         folder.write_new_clients(strangers)
-    history = folder.metrics()
+    folder.keep(records.files(engine))
     promise = records.privacy(engine)
     if promise:
         observer.notice(promise["privacy"]["statement"])
-    folder.finish({**records.summary(history, config), **promise, "warm_up_seconds": warm_up.seconds(total)})
+    folder.finish({**records.summary(folder.metrics(), config), **promise, "warm_up_seconds": warm_up.seconds(total)})
     result = read_result(folder.path)
     observer.finished(result)
     return result

@@ -14,9 +14,11 @@ from kinfolk import measures
 from kinfolk.errors import UserError, nearest
 from kinfolk.experiment import Result
 from kinfolk.matching import mixture, theory
-from kinfolk.report import figures
+from kinfolk.report import domains, figures
 from kinfolk.report.figures import COLOURS, GREY, Line, Panel
+from kinfolk.runs.folder import DOMAINS
 from kinfolk.runs.graph import MERGED, Graph, read_graph
+from kinfolk.runs.portraits import read_portraits
 from kinfolk.runs.similarity import FILE as SIMILARITY
 from kinfolk.runs.similarity import read_similarity
 from kinfolk.settings import build, setting
@@ -186,7 +188,21 @@ class Similarities:
             figures.similarity_picture(panels, path, study.study, "similarity")
 
 
+@dataclass(frozen=True)
+class Domains:
+    """What FedCG's domains hold, how they match the true ones, and their graph: a row of panels for each row."""
+
+    reads: ClassVar[tuple[str, ...]] = (DOMAINS,)
+
+    def draw(self, study: Study, runs: Runs, path: Path) -> None:
+        found = [_domains(name, r) for name, r in _first(study, runs) if (r.folder / DOMAINS).is_file()]
+        if not found:
+            raise UserError(f"no run of this study has a {DOMAINS}: FedCG on images is needed")
+        domains.domains_picture(found, path, study.study)
+
+
 KINDS: dict[str, type[Any]] = {
+    "domains": Domains,
     "curves": Curves,
     "sweep": Sweep,
     "mixing": Mixing,
@@ -290,6 +306,30 @@ def _first(study: Study, runs: Runs) -> list[tuple[str, Result]]:
         name = cell.row if len(study.columns) == 1 else f"{cell.row}, {cell.column}"
         found.setdefault(name, result)
     return list(found.items())
+
+
+def _domains(name: str, result: Result) -> domains.Domains:
+    """What a run of FedCG found, as its picture shows it."""
+    seen, rows = read_portraits(result.folder), [row for row in result.metrics if row.get("domain_graph")]
+    if not rows:
+        raise UserError(f"{result.folder} has no domains in its metrics, which this picture needs")
+    last, count = rows[-1], len(seen.samples)
+    table = np.array(last.get("new_domain_table") or last.get("domain_table") or np.zeros((0, count)), dtype=float)
+    table = np.pad(table, ((0, 0), (0, count - table.shape[1])))  # domains that nobody is in
+    turned = getattr(result.config.data, "rotate", None) is not None
+    return domains.Domains(
+        name=f"{name}: {100 * last['new_accuracy']:.1f} % of new clients' samples right"
+        if "new_accuracy" in last
+        else name,
+        labels=[str(label) for label in seen.labels],
+        images=seen.images,
+        true=[f"{90 * number}°" if turned else str(number) for number in range(len(table))],
+        table=table,
+        rounds=np.array([row["round"] for row in rows]),
+        occupancy=np.array([row["domain_occupancy"] for row in rows], dtype=float),
+        weights=np.array([row["domain_share"] for row in rows], dtype=float).reshape(len(rows), -1),
+        graph=np.array(last["domain_graph"], dtype=float),
+    )
 
 
 def _clusters(result: Result) -> np.ndarray:

@@ -191,6 +191,13 @@ def of_method(engine: engines.Engine) -> dict[str, Any]:
     return said
 
 
+def files(engine: engines.Engine) -> dict[str, Any]:
+    """What the method wants kept at the end of a run: name of a file -> what becomes JSON."""
+    shard = engine.shards[0]
+    kept: dict[str, Any] = shard.method.files(shard.cohort, shard.state) if hasattr(shard.method, "files") else {}
+    return kept
+
+
 def strangers(engine: engines.Engine) -> list[dict[str, Any]]:
     """A row for every client that never trains."""
     return [

@@ -104,7 +104,7 @@ class Cohort:
         self.layout = Layout.of(self.model)
         short = rounds is not None and rounds * self.n < SHORT
         self.program, self.notice = program_for(
-            self.model, self.layout, self.data.input_shape, self.device, precision, short
+            self.model, self.layout, self.data.input_shape, self.device, precision, short, training.batch_size
         )
         self.initial = self.layout.flatten(self.model)
         alike = self.initial.expand(len(self), -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.cohort.layout import Layout
+from kinfolk.models.branched import BranchedStack, branched_stack
+from kinfolk.models.bundle import Bundle
 from kinfolk.models.stack import Stack, stack_of
 from kinfolk.models.vectorise import Vectorised
 
@@ -88,6 +91,28 @@ class Explicit:
             return self.stack.logits(self.layout.views(block), x, index)
 
 
+class Branching(Explicit):
+    """FedCG's net: gradients by its own passes; scores by the module, which asks the student in a test."""
+
+    def __init__(
+        self, stack: BranchedStack, module: nn.Module, layout: Layout, precision: str, device: torch.device
+    ) -> None:
+        super().__init__(stack, layout)
+        self.module = module
+        self._made = partial(Derived, layout=layout, precision=precision, device=device)
+        self._idle: list[Derived] = []  # copies of the module, as many as threads have called at a time
+
+    def logits(self, block: Tensor, x: Tensor, index: Tensor) -> Tensor:
+        try:
+            mine = self._idle.pop()
+        except IndexError:
+            mine = self._made(copy.deepcopy(self.module))
+        mine.forward.module.train(self.module.training)
+        scores = mine.logits(block, x, index)
+        self._idle.append(mine)
+        return scores
+
+
 class Derived:
     """Any module, through `vmap` and autograd; a slot for each of its parameters."""
 
@@ -137,13 +162,20 @@ def program_for(
     device: torch.device,
     precision: str,
     short: bool = False,
+    batch: int = 32,
 ) -> tuple[Program, str | None]:
     """The fastest way to compute with the module, and what the user should know of it.
 
-    short: too little work is to come for anything that has to be compiled first.
+    short: too little work is to come for anything that has to be compiled first; batch: samples of a step.
     """
     derived = Derived(module, layout, precision, device)  # refuses what cannot be vectorised at all
-    found = stack_of(module, layout.names, input_shape, device, precision)
+    found: Stack | str
+    if isinstance(module, Bundle):
+        found = branched_stack(module, layout.names, device, precision, batch)
+        if isinstance(found, BranchedStack):
+            return Branching(found, module, layout, precision, device), None
+    else:
+        found = stack_of(module, layout.names, input_shape, device, precision)
     if isinstance(found, Stack):
         if device.type != "cuda" or not found.compiles:
             return Explicit(found, layout), None

@@ -6,6 +6,7 @@ clients that are of one domain as a whole.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Iterator
@@ -39,8 +40,10 @@ def write(x: Tensor, index: Tensor, omega: Tensor) -> None:
 
 def label(cohort: Cohort, source: str, teacher: Tensor, chosen: Tensor) -> None:
     """The opinion of a teacher [q] about the samples of the chosen [m] clients becomes their domain."""
-    for index, omega in opinions(cohort, source, teacher, torch.nonzero(chosen.cpu()).flatten()):
-        write(cohort.train_x, index, omega)
+    few = cohort.room.threads(0) if source == "sums" else contextlib.nullcontext()  # a second thread costs more
+    with few:
+        for index, omega in opinions(cohort, source, teacher, torch.nonzero(chosen.cpu()).flatten()):
+            write(cohort.train_x, index, omega)
 
 
 def opinions(cohort: Cohort, source: str, teacher: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -199,7 +199,8 @@ class FedCG(Sharing):
         state = self._find(t, cohort, state, columns, chosen, peers)
         cohort.train(t, active=chosen, part=columns.task)
         sizes = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
-        shares = self._shares(cohort)
+        with cohort.room.threads(0):
+            shares = self._shares(cohort)
         mean = peers.mean(t, cohort.weights, sizes, before=state.model)
         if self.layers == "whole":
             mean = self._apart(t, cohort, mean, state.model, shares * sizes[:, None], peers)
@@ -288,6 +289,11 @@ class FedCG(Sharing):
         """Which domains are in use and how they match the true ones, lambda of each layer, dead ones, the graph."""
         asked = self.source if self.asks else None
         return domain_report.report(cohort, state.model, state.occupancy, asked)
+
+    def files(self, cohort: Cohort, state: State) -> dict[str, Any]:
+        """What to keep of a run that has ended: what the domains look like."""
+        found = domain_report.portraits(cohort, state.model, self.source if self.asks else None)
+        return {} if found is None else {"domains.json": found}
 
 
 def _first(layout: Layout, begins: str) -> int:

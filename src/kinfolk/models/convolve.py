@@ -104,7 +104,10 @@ class Convolve:
     def _images(self, h: Tensor, index: Tensor, client: int, piece: slice) -> Tensor:
         """Images [b, C, H, W] whose channels lie last in memory."""
         if self.first:
-            return h.index_select(0, index[client, piece]).contiguous(memory_format=torch.channels_last)
+            images = h.index_select(0, index[client, piece])
+            if images.shape[1] == 1:  # in either order, but by its strides the library takes it for channels first
+                return _channels_second(images[:, 0, :, :, None])
+            return images.contiguous(memory_format=torch.channels_last)
         return _channels_second(h[client, piece])
 
     def _convolution(self, images: Tensor, weight: Tensor, bias: Tensor, precision: str) -> Tensor:

@@ -69,7 +69,7 @@ class Dense:
     def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
         weight = views[self.weight].transpose(1, 2)
         if precision == "bf16" or self.bias is None:
-            out = _product(h, weight, precision)
+            out = product(h, weight, precision)
             if self.bias is not None:
                 out += views[self.bias][:, None]
         else:
@@ -85,12 +85,12 @@ class Dense:
         if self.relu:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         if precision == "bf16":
-            into[self.weight].copy_(_product(grad.transpose(1, 2), h, precision))
+            into[self.weight].copy_(product(grad.transpose(1, 2), h, precision))
         else:
             torch.bmm(grad.transpose(1, 2), h, out=into[self.weight])
         if self.bias is not None:
             torch.sum(grad, dim=1, out=into[self.bias])
-        return _product(grad, views[self.weight], precision) if inputs else None
+        return product(grad, views[self.weight], precision) if inputs else None
 
 
 class Convolved:
@@ -320,7 +320,7 @@ def _affine(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias[:, None], h, weight)
 
 
-def _product(a: Tensor, b: Tensor, precision: str) -> Tensor:
+def product(a: Tensor, b: Tensor, precision: str) -> Tensor:
     """a @ b for every client; with "bf16" factors and results are rounded, the sums are not."""
     if precision == "bf16":
         return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16)).to(torch.promote_types(a.dtype, b.dtype))

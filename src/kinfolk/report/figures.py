@@ -49,7 +49,7 @@ class Panel:
 def line_picture(grid: Sequence[Sequence[Panel]], path: Path, title: str, points: bool = False) -> None:
     """Write panels of lines: `grid` is rows of panels. With `points` every x is marked and has error bars."""
     tall, wide = len(grid), max(len(row) for row in grid)
-    figure = _figure(3.9 * wide + 0.6, 2.9 * tall + 1.1)
+    figure = new_figure(3.9 * wide + 0.6, 2.9 * tall + 1.1)
     axes = figure.subplots(tall, wide, squeeze=False)
     for places, panels in zip(axes, grid):
         for place, panel in zip(places, panels):
@@ -60,7 +60,7 @@ def line_picture(grid: Sequence[Sequence[Panel]], path: Path, title: str, points
                 _mark_points(place, sorted({float(x) for line in panel.lines for x in line.x}))
     lines = {line.label: line for row in grid for panel in row for line in panel.lines}
     _legend(figure, list(lines.values()), points)
-    _save(figure, path, title)
+    save(figure, path, title)
 
 
 def heat_picture(panels: Sequence[tuple[str, np.ndarray, np.ndarray]], path: Path, title: str, label: str) -> None:
@@ -82,7 +82,7 @@ def heat_picture(panels: Sequence[tuple[str, np.ndarray, np.ndarray]], path: Pat
     bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
     bar.set_label(label, fontsize=9)
     bar.outline.set_visible(False)
-    _save(figure, path, title)
+    save(figure, path, title)
 
 
 def topology_picture(panels: Sequence[tuple[str, np.ndarray, np.ndarray, np.ndarray]], path: Path, title: str) -> None:
@@ -107,7 +107,7 @@ def topology_picture(panels: Sequence[tuple[str, np.ndarray, np.ndarray, np.ndar
     marks += [_mark(GREY), _mark("#D55E00")]
     names += ["averages with kin", "with a stranger"]
     figure.legend(marks, names, loc="outside lower center", ncols=min(6, len(marks)), frameon=False, fontsize=9)
-    _save(figure, path, title)
+    save(figure, path, title)
 
 
 def similarity_picture(
@@ -136,7 +136,7 @@ def similarity_picture(
         marks, ["true kin", "strangers", "Gaussian of those found kin", "of the others"], loc="outside lower center",
         ncols=4 if len(panels) > 1 else 2, frameon=False, fontsize=9,
     )  # fmt: skip
-    _save(figure, path, title)
+    save(figure, path, title)
 
 
 def expected(x: np.ndarray, values: np.ndarray, width: float) -> np.ndarray | None:
@@ -200,7 +200,8 @@ def _mark(colour: str, marker: str | None = None, style: Any = "-") -> Any:
     return Line2D([], [], color=colour, marker=marker, linestyle=style, linewidth=1.7, markersize=5)
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty picture of this size in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -214,14 +215,15 @@ def _spread(count: int, wide: float, tall: float, more: float) -> tuple[Figure, 
     """A figure with `count` panels of a size, three in a row at most."""
     columns = min(count, 3)
     rows = -(-count // columns)
-    figure = _figure(wide * columns + more, tall * rows + 0.8)
+    figure = new_figure(wide * columns + more, tall * rows + 0.8)
     places = list(figure.subplots(rows, columns, squeeze=False).flat)
     for place in places[count:]:
         place.set_axis_off()
     return figure, places[:count]
 
 
-def _save(figure: Figure, path: Path, title: str) -> None:
+def save(figure: Figure, path: Path, title: str) -> None:
+    """Write the picture, with a title over it."""
     figure.suptitle(textwrap.fill(title, int(10.5 * figure.get_figwidth())), fontsize=11, weight="bold")
     try:
         figure.savefig(path)

@@ -41,6 +41,7 @@ from kinfolk.version import __version__
 
 CONFIG, METRICS, CLIENTS, SUMMARY = "config.toml", "metrics.jsonl", "clients.csv", "summary.json"
 NEW_CLIENTS = "new_clients.csv"
+DOMAINS = "domains.json"  # as FedCG calls it
 REACHABLE, AWAY = "reachable.csv", "away.csv"  # as `peers` calls them
 
 
@@ -176,10 +177,11 @@ class RunFolder:
             self.graph.truncate(round)
             self._similarity.truncate(round)
 
-    def keep(self, files: Mapping[str, str]) -> None:
-        """Keep copies, name -> text, of what the run was made from, for when it is resumed."""
-        for name, text in files.items():
-            self._replace(name, text)
+    def keep(self, files: Mapping[str, Any]) -> None:
+        """Keep files, name -> text or what becomes JSON: what the run was made from, for when it is resumed, or what
+        its method wants kept at the end."""
+        for name, said in files.items():
+            self._replace(name, said if isinstance(said, str) else strict_json(said) + "\n")
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace the table of per-client results; its columns are the keys of the rows."""
