@@ -72,6 +72,13 @@ def test_a_cell_has_the_settings_of_the_study_then_its_column_then_its_row_then_
     assert cells["Gossip"].method.neighbors == 1
 
 
+def test_a_row_may_have_settings_for_single_columns() -> None:
+    rows = {"Gossip": {"set": ["method.name=random", "training.lr=0.5"], "within": {"four": ["training.lr=0.125"]}}}
+    Path("mine.toml").write_text(tomli_w.dumps(tiny_study(rows=rows, published={})))
+    cells = read_study("mine.toml").cells([], [0])
+    assert {cell.column: cell.config.training.lr for cell in cells} == {"two": 0.5, "four": 0.125}
+
+
 def test_equal_cells_have_one_name_and_different_ones_do_not() -> None:
     Path("mine.toml").write_text(tomli_w.dumps(tiny_study()))
     study = read_study("mine.toml")
@@ -97,6 +104,7 @@ def test_equal_cells_have_one_name_and_different_ones_do_not() -> None:
         ({"rows": {"A": "method.name=local"}, "published": {}}, "'rows.A' = 'method.name=local': a list of"),
         ({"rows": {"A, B": []}, "published": {}}, "'A, B': no comma"),
         ({"rows": {"A": {"sets": []}}, "published": {}}, "unknown key 'rows.A.sets': did you mean 'set'?"),
+        ({"rows": {"A": {"within": {"tow": []}}}, "published": {}}, "'rows.A.within' names 'tow': did you mean 'two'?"),
         ({"rows": {"A": {"columns": ["tow"]}}, "published": {}}, "'rows.A.columns' names 'tow': did you mean 'two'?"),
         ({"rows": {"A": ["method.nam=x"]}, "published": {}}, "row 'A', column 'two': unknown key 'method.nam'"),
         ({"columns": {"two": {"experiment": "nope"}}, "published": {}}, "no shipped experiment 'nope'"),

@@ -32,6 +32,7 @@ class Column:
 @dataclass(frozen=True)
 class Row:
     set: list[str] = field(default_factory=list)
+    within: dict[str, list[str]] = field(default_factory=dict)  # settings for single columns, over `set`
     columns: list[str] | None = setting(None, "the only columns it is run in; none: all")
     measures: list[str] | None = setting(None, "the only tables it stands in; none: all")
     beside: str | None = setting(None, "drawn in the colour of this row, dashed")
@@ -97,7 +98,8 @@ class Study:
         column = self.columns[name]
         try:
             start = column.experiment or self.experiment or ""
-            return read(start, self.set, column.set, self.rows[row].set, overrides)
+            own = self.rows[row]
+            return read(start, self.set, column.set, own.set, own.within.get(name, []), overrides)
         except UserError as error:
             raise UserError(f"row '{row}', column '{name}': {error}") from None
 
@@ -201,7 +203,7 @@ def _check(study: Study) -> None:
         if column.experiment is None and study.experiment is None:
             raise UserError(f"'columns.{label}' has no experiment to start from, and neither has the study")
     for label, row in study.rows.items():
-        for key, known in (("columns", study.columns), ("measures", study.measures)):
+        for key, known in (("columns", study.columns), ("within", study.columns), ("measures", study.measures)):
             for name in getattr(row, key) or []:
                 _known(name, known, f"rows.{label}.{key}")
         if row.beside is not None:
