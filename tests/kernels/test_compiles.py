@@ -62,7 +62,7 @@ def _kind(value: Any) -> str:
 
 
 def _call_all() -> None:
-    from kinfolk.kernels import cosines, drawing, evidence, hashing, lists, mixing, mixture
+    from kinfolk.kernels import company, cosines, drawing, evidence, hashing, lists, mixing, mixture
 
     key, m, w = 2**40, 4, 90
     clients, ids, known = (
@@ -98,6 +98,10 @@ def _call_all() -> None:
         evidence.look(scores[:, :columns], mask[:, :columns], 3.0, constants)
         mixture.match(scores[:, :columns], mask[:, :columns], 5, 100, 1e-24, 1e-2, 1e-12)
     evidence.look(scores, mask, 3.0, constants, ids, torch.zeros(m, w), scores[:, 0].contiguous(), 0.3)
+    met = torch.zeros(m, w, dtype=torch.int32)
+    for columns in (10, 20):
+        company.met(met, clients, ids[:, :columns], 7)
+        company.kept(met.to(torch.uint8), met.to(torch.uint8), ids[:, :columns], mask[:, :columns], 0.5)
 
 
 def _convolve() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kinfolk import randomness
 from kinfolk.cohort import mixing
-from kinfolk.matching import evidence, lists, mixture, outcome, similarity
+from kinfolk.matching import company, evidence, lists, mixture, outcome, similarity
 from kinfolk.peers import base
 from kinfolk.peers.faults import Faults
 
@@ -227,6 +227,23 @@ def test_kin_by_evidence_are_the_same(c: int) -> None:
         torch.testing.assert_close(fused.unit, plain.unit, rtol=1e-12, atol=0)
         torch.testing.assert_close(fused.evidence, plain.evidence, rtol=1e-6, atol=1e-6, equal_nan=True)
     same(evidence.alike, scores, listed, 1.5)
+
+
+# -- the company that clients keep ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("c", "w"), [(1, 9), (5, 64), (20, 100), (63, 150)])
+def test_company_is_the_same(c: int, w: int) -> None:
+    m, p = 9, 70
+    theirs = (floats(p, w, seed=c) > floats(p, 1, seed=c + 1)).to(torch.uint8)
+    theirs[0], theirs[1] = 0, 1
+    mine = theirs[numbers(m, high=p, seed=c + 2)]
+    rows = some_lists(m, c, p, missing=0.2)
+    listed = numbers(m, c, high=2, seed=c + 3).bool()
+    rows[0], listed[1], listed[2] = -1, False, True
+    same(company.kept, mine, theirs, rows, listed)
+    table = numbers(m, w, high=5, seed=c + 4).int()
+    same(company.met, table, torch.arange(m) % w, some_lists(m, min(c, w), w, missing=0.3), 7)
 
 
 # -- the mixture ---------------------------------------------------------------------------------------------------

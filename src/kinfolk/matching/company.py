@@ -10,8 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kinfolk.kernels import dispatch
+
 WIDEST = 2_000  # columns of a table of peers; of more peers several share one
 HELD = 2**26  # numbers of peers' companies that may lie in memory at a time
+COMPARED = 63  # peers up to which one program compares all of a client's on a GPU
+NEARLY = 1 - 1e-9  # however sums are rounded, exactly the share is enough
 SHARE = 0.5  # whoever has less than this share of what neighbors have in common with a client is none of them
 
 
@@ -22,6 +26,10 @@ def nobody(m: int, n: int, device: torch.device) -> Tensor:
 
 def met(table: Tensor, own: Tensor, ids: Tensor, t: int) -> Tensor:
     """The table [m, w] after the clients own [m] have averaged with the peers ids [m, c] (-1: none) in round t."""
+    if dispatch.fused(table, ids.shape[1]) and ids.shape[1]:
+        from kinfolk.kernels.company import met as fused
+
+        return fused(table, own, ids, t)
     width = table.shape[1]
     whom = torch.cat([own[:, None], torch.where(ids < 0, own[:, None], ids)], dim=1) % width
     return table.scatter(1, whom, t)
@@ -29,7 +37,7 @@ def met(table: Tensor, own: Tensor, ids: Tensor, t: int) -> Tensor:
 
 def since(table: Tensor, first: int) -> Tensor:
     """[m, w] 1 for whom a client has averaged with since the round `first`, 0 for others."""
-    return (table >= first).to(torch.uint8)
+    return (table >= first).view(torch.uint8)
 
 
 def kept(mine: Tensor, theirs: Tensor, rows: Tensor, listed: Tensor) -> Tensor:
@@ -42,10 +50,14 @@ def kept(mine: Tensor, theirs: Tensor, rows: Tensor, listed: Tensor) -> Tensor:
     """
     if not theirs.shape[0]:  # nobody answered anybody of this cohort
         return torch.zeros_like(listed)
+    if dispatch.fused(mine, rows.shape[1]) and rows.shape[1] <= COMPARED:
+        from kinfolk.kernels.company import kept as fused
+
+        return fused(mine, theirs, rows, listed, SHARE * NEARLY)
     seen = rows >= 0
     shared, expected = _shared(mine, theirs, rows.clamp(min=0), listed & seen)
     usual = torch.where(listed & seen, shared, torch.nan).nanmedian(dim=1, keepdim=True).values
-    return (shared >= SHARE * usual) | usual.isnan() | (expected < 1)
+    return seen & ((shared >= SHARE * NEARLY * usual) | usual.isnan() | (expected < 1))
 
 
 def _shared(mine: Tensor, theirs: Tensor, rows: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:

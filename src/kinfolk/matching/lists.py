@@ -122,6 +122,12 @@ def columns(width: int, first: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+def nobody(device: torch.device) -> Tensor:
+    """The id -1, as a number on the device. Made once, so never to be changed."""
+    return torch.tensor(-1, device=device)
+
+
+@lru_cache(maxsize=64)
 def ahead(width: int, first: int, device: torch.device) -> Tensor:
     """[width] float64: infinity for the `first` columns, 0 for the others. Made once, so never to be changed."""
     return torch.where(columns(width, first, device), torch.inf, torch.zeros((), dtype=torch.float64, device=device))

@@ -27,7 +27,7 @@ from torch import Tensor
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.matching import company, cost, evidence, mixture
 from kinfolk.matching.confident import confident
-from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, packed, without
+from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, nobody, packed, without
 from kinfolk.matching.outcome import outcome
 from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
 from kinfolk.methods.registry import register
@@ -103,9 +103,9 @@ class PANM:
     def start(self, cohort: Cohort) -> State:
         nothing = evidence.nothing(len(cohort), cohort.n if self.matcher == "evidence" else 0, cohort.device)
         unit = torch.zeros(len(cohort), dtype=torch.float64, device=cohort.device)
-        nobody = torch.full((len(cohort), self.neighbors), -1, device=cohort.device)
+        empty = torch.full((len(cohort), self.neighbors), -1, device=cohort.device)
         met = company.nobody(len(cohort), cohort.n if self.company else 0, cohort.device)
-        return State(nobody, *nothing, unit, met)
+        return State(empty, *nothing, unit, met)
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         before = cohort.weights
@@ -141,8 +141,7 @@ class PANM:
         cohort.mix(pool, ids)
         if not self.company or t < self._since(t, cohort.n):
             return state
-        arrived = torch.where(pool.rows(ids) >= 0, ids, -1)
-        return replace(state, met=company.met(state.met, cohort.ids, arrived, t))
+        return replace(state, met=company.met(state.met, cohort.ids, ids, t))
 
     def _discover(self, t: int, cohort: Cohort, state: State, peers: Peers, update: Tensor) -> State:
         """CNI: the k most similar of old neighbors and new candidates."""
@@ -163,7 +162,8 @@ class PANM:
         cohort.watch(looked_at, similarity, neighbors, kept, self._similarity, update=update)
         if self.mingle:
             drift = self._drift(cohort, pool, looked_at, update)
-            found = torch.where(self._kin(looked_at, drift, score, found) & eligible, looked_at, -1)
+            kin = self._kin(looked_at, drift, score, found) & eligible
+            found = torch.where(kin, looked_at, nobody(cohort.device))
         return replace(self._average(t, cohort, state, pool, found), neighbors=kept)
 
     def _opinions(
