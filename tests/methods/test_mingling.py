@@ -231,3 +231,16 @@ def test_more_peers_than_a_client_remembers_are_told_apart_as_well(monkeypatch: 
     state = engine.shards[0].state
     assert state.evidence.shape == state.whose.shape == (24, 7)
     assert rows(state.neighbors) == KIN
+
+
+def test_company_is_that_of_the_last_rounds_and_not_of_the_first_of_stage_one() -> None:
+    method = PANM(discover_rounds=100, candidates=10)
+    assert method._since(101, 100) == 81  # a client has looked at everybody about twice
+    assert method._since(101, 200) == 75  # but not before the last quarter of stage one
+    assert method._since(300, 200) == 260
+    assert PANM(discover_rounds=0)._since(3, 100) == 1
+    engine = engine_of(**KEPT)  # twelve rounds of stage one
+    for t in range(1, 11):
+        engine.step(t, False)
+    met = engine.shards[0].state.met
+    assert set(met.unique().tolist()) == {0, 9, 10}
