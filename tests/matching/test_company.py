@@ -93,7 +93,7 @@ def test_nobody_answered() -> None:
 
 
 def test_the_table_remembers_when_each_was_met_last() -> None:
-    table = company.nobody(2, 5, torch.device("cpu"))
+    table = company.nothing(2, 5, torch.device("cpu"))
     own = torch.tensor([0, 3])
     table = company.met(table, own, torch.tensor([[1, -1], [4, 2]]), 3)
     table = company.met(table, own, torch.tensor([[2, -1], [-1, 2]]), 4)
@@ -103,7 +103,7 @@ def test_the_table_remembers_when_each_was_met_last() -> None:
 
 
 def test_the_table_stays_narrow_however_many_peers_there_are() -> None:
-    table = company.nobody(1, 10 * company.WIDEST, torch.device("cpu"))
+    table = company.nothing(1, 10 * company.WIDEST, torch.device("cpu"))
     assert table.shape == (1, company.WIDEST)
     last = 10 * company.WIDEST - 1
     table = company.met(table, torch.tensor([7]), torch.tensor([[last]]), 2)

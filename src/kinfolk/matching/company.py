@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from kinfolk.kernels import dispatch
+from kinfolk.matching.evidence import WIDEST  # columns of a table of peers; of more peers several share one
 
-WIDEST = 2_000  # columns of a table of peers; of more peers several share one
 HELD = 2**26  # numbers of peers' companies that may lie in memory at a time
 COMPARED = 63  # peers up to which one program compares all of a client's on a GPU
 NEARLY = 1 - 1e-9  # however sums are rounded, exactly the share is enough
 SHARE = 0.5  # whoever has less than this share of what neighbors have in common with a client is none of them
 
 
-def nobody(m: int, n: int, device: torch.device) -> Tensor:
+def nothing(m: int, n: int, device: torch.device) -> Tensor:
     """[m, w] the round in which each client last averaged with each of n peers: never."""
     return torch.zeros(m, min(n, WIDEST), dtype=torch.int32, device=device)
 
 
 def met(table: Tensor, own: Tensor, ids: Tensor, t: int) -> Tensor:
     """The table [m, w] after the clients own [m] have averaged with the peers ids [m, c] (-1: none) in round t."""
-    if dispatch.fused(table, ids.shape[1]) and ids.shape[1]:
+    if dispatch.fused(table, ids.shape[1]):
         from kinfolk.kernels.company import met as fused
 
         return fused(table, own, ids, t)

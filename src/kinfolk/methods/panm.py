@@ -104,7 +104,7 @@ class PANM:
         nothing = evidence.nothing(len(cohort), cohort.n if self.matcher == "evidence" else 0, cohort.device)
         unit = torch.zeros(len(cohort), dtype=torch.float64, device=cohort.device)
         empty = torch.full((len(cohort), self.neighbors), -1, device=cohort.device)
-        met = company.nobody(len(cohort), cohort.n if self.company else 0, cohort.device)
+        met = company.nothing(len(cohort), cohort.n if self.company else 0, cohort.device)
         return State(empty, *nothing, unit, met)
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
@@ -137,7 +137,7 @@ class PANM:
         return max(1, t - -(-2 * n // self.candidates), self.discover_rounds - self.discover_rounds // 4)
 
     def _average(self, t: int, cohort: Cohort, state: State, pool: Pool, ids: Tensor) -> State:
-        """Average with the peers ids [m, c]."""
+        """Average with the peers ids [m, c], who are company from then on, also if an answer was lost."""
         cohort.mix(pool, ids)
         if not self.company or t < self._since(t, cohort.n):
             return state
