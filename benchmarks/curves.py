@@ -36,7 +36,7 @@ def plainly() -> Iterator[None]:
     """Cohorts made in here compute through vmap and autograd."""
     fast = cohorts.program_for
 
-    def plain(module: Any, layout: Any, shape: Any, device: Any, precision: str, short: bool = False) -> Any:
+    def plain(module: Any, layout: Any, shape: Any, device: Any, precision: str, *hints: Any) -> Any:
         return Derived(module, layout, precision, device), None
 
     cohorts.program_for = plain  # type: ignore[assignment]
