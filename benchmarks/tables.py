@@ -136,6 +136,19 @@ def domains(results: Sequence[Row]) -> str:
     return markdown(heads, rows)
 
 
+def curves(results: Sequence[Row]) -> str:
+    heads = ["device", "clients", "rounds", "precision", "apart on average", "at most", "at the end", "seeds' deviation"]
+    rows = [
+        [
+            result["facts"]["device"], f"{result['clients']:,}", str(result["rounds"]), row["precision"],
+            f"{row['apart_mean']:.2f}", f"{row['apart_most']:.2f}", f"{row['last']:+.2f}", f"{row['seeds_deviation']:.2f}",
+        ]
+        for result in results
+        for row in result["compared"]
+    ]  # fmt: skip
+    return markdown(heads, rows)
+
+
 def facts(name: str, results: Sequence[Row]) -> str:
     """What the numbers were measured on."""
     lines = []
@@ -158,6 +171,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {  # mark -> pro
     "ragged": ("ragged", ragged),
     "dp": ("dp", private),
     "domains": ("domains", domains),
+    "curves": ("curves", curves),
 }
 
 

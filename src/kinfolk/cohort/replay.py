@@ -6,8 +6,10 @@ work is met it just runs, which is also its warm-up; the second time it is recor
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +55,7 @@ class Replay:
         copies = [given.to(inputs[0].device, copy=True).contiguous() for given in inputs]
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with _uncollected(), torch.cuda.graph(graph):
                 output = work(*copies)
         except RuntimeError as error:  # the work waits for the GPU, or needs something from the CPU
             self.trouble = str(error).partition("\n")[0]
@@ -61,3 +63,15 @@ class Replay:
             return None
         self._met[key] = Recording(graph, copies, output, work)
         return self._met[key]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected in here: a recording of an earlier run would be taken apart in the midst of this one."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
