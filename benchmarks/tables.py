@@ -137,15 +137,14 @@ def domains(results: Sequence[Row]) -> str:
 
 
 def curves(results: Sequence[Row]) -> str:
-    heads = ["device", "clients", "rounds", "precision", "apart on average", "at most", "at the end", "seeds' deviation"]
-    rows = [
-        [
-            result["facts"]["device"], f"{result['clients']:,}", str(result["rounds"]), row["precision"],
-            f"{row['apart_mean']:.2f}", f"{row['apart_most']:.2f}", f"{row['last']:+.2f}", f"{row['seeds_deviation']:.2f}",
-        ]
-        for result in results
-        for row in result["compared"]
-    ]  # fmt: skip
+    heads = ["device", "clients", "rounds", "precision", "apart on average", "at most", "at the end", "seeds"]
+    rows = []
+    for result in results:
+        for row in result["compared"]:
+            apart = [f"{row['apart_mean']:.2f}", f"{row['apart_most']:.2f}", f"{row['last']:+.2f}"]
+            between = f"{row['seeds_deviation']:.2f}" if "seeds_deviation" in row else NOTHING
+            run = [result["facts"]["device"], f"{result['clients']:,}", str(result["rounds"])]
+            rows.append([*run, row["precision"], *apart, between])
     return markdown(heads, rows)
 
 
