@@ -2,7 +2,8 @@
 
 The sizes are those of a Dirichlet split that cuts every class up (alpha 0.1): from a handful of samples to many times
 the mean. The equal federation has the same number of clients and of samples in all. Both train the same net on made-up
-data, in the same process and in turns, so a busy machine hurts both; medians over rounds after a warm-up.
+data, in the same process and in turns, so a busy machine hurts both; medians over rounds after a warm-up. A job that a
+CPU would take too long for has fewer clients there, taken evenly from the smallest to the largest.
 """
 
 from __future__ import annotations
@@ -38,9 +39,17 @@ class Job:
     batch: int
     options: dict[str, Any]
     epochs: int = 2
+    few: int | None = None  # clients on a CPU; none: all
 
     def model(self) -> nn.Module:
         return initial_model(lambda: NETS[self.net](self.shape, CLASSES, **self.options), 0)
+
+    def clients(self, sizes: list[int], device: torch.device) -> list[int]:
+        """The sizes, of all clients or of those that a CPU is given."""
+        if self.few is None or self.few >= len(sizes) or device.type != "cpu":
+            return sizes
+        places = np.linspace(0, len(sizes) - 1, self.few).round().astype(int)
+        return [sorted(sizes)[place] for place in places]
 
 
 JOBS = {
@@ -49,6 +58,7 @@ JOBS = {
     "small MLP, batch 20": Job("mlp", (64,), 20, {"hidden": 64, "layers": 1}),
     "CNN, batch 128": Job("cnn2", (1, 14, 14), 128, {}),
     "CNN, batch 20": Job("cnn2", (1, 14, 14), 20, {}),
+    "AFIND+'s CNN, batch 128": Job("cnn4", (3, 32, 32), 128, {}, epochs=1, few=20),
 }
 
 
@@ -71,8 +81,10 @@ def federation(sizes: list[int], shape: tuple[int, ...]) -> Federation:
 
 def measure(name: str, sizes: list[int], rounds: int, device: torch.device) -> dict[str, Any]:
     job = JOBS[name]
+    sizes = job.clients(sizes, device)
     training = Training(epochs=job.epochs, batch_size=job.batch, lr=0.01)
-    equal = [MEAN] * len(sizes)
+    mean, rest = divmod(sum(sizes), len(sizes))
+    equal = [mean + (place < rest) for place in range(len(sizes))]
     cohorts = [Cohort(federation(s, job.shape), job.model(), training, device=device) for s in (equal, sizes)]
     times = in_turns([cohort.train for cohort in cohorts], WARM_UP + rounds, device)
     seconds = [statistics.median(found[WARM_UP:]) for found in times]
@@ -96,11 +108,14 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, metavar="JOB", help="only these; needs --out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result")
     options = parser.parse_args()
+    if options.jobs and options.out == RESULTS:
+        parser.error("--jobs needs --out: the result that is kept has all jobs")
     device = find_device(options.device)
     sizes = ragged_sizes(options.clients)
-    rows = [measure(name, sizes, options.rounds, device) for name in JOBS]
+    rows = [measure(name, sizes, options.rounds, device) for name in options.jobs or JOBS]
     print(f"target: at most {TARGET}× the time per sample of equal sizes")
     print(keep("ragged", device, rows, options.out))
 

@@ -160,6 +160,22 @@ def test_literal_defect_c_tau_knows_nothing_of_how_many_peers_there_are() -> Non
     assert threshold([0.5] * 9, n=9) == pytest.approx(threshold([0.5] * 9, n=1998) * 222)
 
 
+@pytest.mark.parametrize("entropy", ["printed", "monotone"])
+def test_literal_is_as_printed_for_opposite_gradients_too(entropy: friendly.Entropy) -> None:
+    nothing, others = table([0.0])[0], torch.tensor([99])
+    found = friendly.thresholds(nothing, table([-0.9] * 7), others, 0.5, "literal", entropy)
+    h = -7 * 0.05 * math.log(0.05)
+    assert found.item() == pytest.approx(0.5 * (1 - 1 / (1 + math.exp(-h))))
+    adapted = friendly.thresholds(nothing, table([-0.9] * 7), others, 0.5, "remark", entropy)
+    mean = h / 7 if entropy == "printed" else math.exp(-1)
+    assert adapted.item() == pytest.approx(0.5 / 99 / (1 + math.exp(-mean)))
+
+
+def test_similarities_of_one_and_minus_one_are_kept_from_the_logarithm_by_very_little() -> None:
+    u = friendly.uncertainty(table([1.0, -1.0]), "printed")[0].tolist()
+    assert u == pytest.approx([math.e * 1e-7, -math.e * 1e-7 * math.log(1e-7)], rel=1e-6)
+
+
 # -- choosing ----------------------------------------------------------------------------------------------------
 
 

@@ -145,6 +145,7 @@ PLUS: list[dict[str, Any]] = [
     {"preset": "robust", "backbone": "full", "loss_smoothing": "ema", "tau": 1.1, "explore": 0.0},
     {"preset": "paper", "proxy": "weight", "self_in_agg": False},
     {"preset": "robust", "proxy": "delta", "tau": 1.2, "gamma": 0.0, "explore": 0.0},
+    {"preset": "paper", "proxy": "delta", "tau": 1.2},
     {"preset": "paper", "threshold": "literal", "tau": 1.5, "nu": 0.3},
 ]
 
@@ -189,6 +190,18 @@ def test_presets_fill_in_what_is_not_named() -> None:
     assert (robust.tau, robust.nu, robust.gamma, robust.temperature, robust.noise) == (0.5, 0.1, 0.9, 1.0, 0.0)
 
 
+@pytest.mark.parametrize("backbone", ["alt", "ft"])
+def test_tuning_takes_as_many_epochs_as_asked_for(backbone: Any) -> None:
+    method = AFINDPlus(backbone=backbone, tune_epochs=3)
+    engine, twin = engine_of(method), engine_of(method).shards[0].cohort
+    cohort = engine.shards[0].cohort
+    assert cohort.tuning == (3 if backbone == "ft" else 0)
+    engine.step(1, False)
+    if backbone == "alt":
+        Backbone(backbone, 3).train(1, twin)
+        assert torch.equal(cohort.weights[:, HEAD], twin.weights[:, HEAD])  # heads are never mixed
+
+
 # -- choosing ----------------------------------------------------------------------------------------------------
 
 
@@ -205,6 +218,20 @@ def test_who_finds_nobody_good_enough_takes_the_most_probable_and_is_never_locke
             assert torch.equal(state.probability, before.probability)  # one friend alone changes nothing
         assert state.fallbacks.tolist() == [t - 1] * N
         assert len(last_edges(engine).client) == sum(len(row) for row in friends)
+
+
+def test_a_probability_that_just_reaches_the_threshold_is_enough() -> None:
+    method = AFIND()
+    shard = engine_of(method).shards[0]
+    others = ~torch.eye(N, dtype=torch.bool)
+    p = others.double() / (N - 1)
+    for threshold, wanted in ((1 / (N - 1), others), (math.nextafter(1 / (N - 1), 1), None)):
+        found, fallback = method._friends._wanted(
+            1, shard.cohort, p, torch.full((N,), threshold, dtype=torch.float64), shard.peers
+        )
+        if wanted is not None:
+            assert torch.equal(found, wanted)
+        assert fallback.all() == (wanted is None)
 
 
 def test_equally_probable_peers_are_taken_at_random() -> None:
@@ -321,6 +348,64 @@ def test_lost_answers_leave_a_peer_unobserved() -> None:
     assert (state.probability[~heard & ~torch.eye(N, dtype=torch.bool)] == 1 / (N - 1)).all()
     graph = last_edges(engine)
     assert set(zip(graph.client, graph.neighbor)) == {(int(i), int(j)) for i, j in torch.nonzero(heard)}
+
+
+@pytest.mark.parametrize("smoothing", ["two-point", "ema"])
+def test_whoever_gave_no_loss_in_this_round_has_no_weight_in_it(smoothing: Any) -> None:
+    faults, everybody, earlier = Faults(loss=0.5), torch.arange(N), torch.zeros(N, N, dtype=torch.bool)
+    engine = engine_of(AFINDPlus(preset="paper", loss_smoothing=smoothing, tau=1e-6), faults=faults)
+    forgotten = 0
+    for t in range(1, 5):
+        engine.step(t, False)
+        arrives = ~faults.lost(4, t, everybody[:, None], everybody[None])
+        heard = arrives & arrives.T & ~torch.eye(N, dtype=torch.bool)
+        graph = last_edges(engine)
+        assert set(zip(graph.client, graph.neighbor)) == {(int(i), int(j)) for i, j in torch.nonzero(heard)}
+        forgotten += int((arrives & ~heard & earlier).sum())  # its model came and its loss is known from before
+        earlier |= heard
+    assert forgotten > 5
+
+
+@pytest.mark.parametrize("smoothing", ["two-point", "ema"])
+def test_a_loss_that_is_not_finite_is_not_remembered(smoothing: Any) -> None:
+    method = AFINDPlus(loss_smoothing=smoothing, gamma=0.6)
+    cohort, friends = engine_of(method).shards[0].cohort, method._friends
+    ids = torch.tensor([[(i + 1) % N, (i + 2) % N, -1] for i in range(N)])
+    table = torch.full((N, N), torch.nan, dtype=torch.float64)
+    one = torch.ones(N, dtype=torch.float64)
+    bad = torch.tensor([[math.inf, 2.0, math.nan]] * N, dtype=torch.float64)
+    table, loss, own = friends._smoothed(method, cohort, table, ids, bad, one * math.inf)
+    assert loss.isfinite().tolist() == [[False, True, False]] * N
+    assert not own.isfinite().any()
+    good = torch.tensor([[3.0, 4.0, math.nan]] * N, dtype=torch.float64)
+    table, loss, own = friends._smoothed(method, cohort, table, ids, good, one)
+    second = 0.6 * 2.0 + 0.4 * 4.0 if smoothing == "ema" else 4.0
+    assert loss[0, :2].tolist() == pytest.approx([3.0, second])  # as if seen for the first time
+    assert torch.equal(own, one)
+    _, loss, own = friends._smoothed(method, cohort, table, ids, bad, one * math.nan)
+    assert loss.isfinite().tolist() == [[False, True, False]] * N  # nor does an earlier one stand in for it
+    assert not own.isfinite().any()
+
+
+def test_without_its_own_model_a_client_that_nobody_answers_keeps_it() -> None:
+    method = AFINDPlus(self_in_agg=False)
+    engine, twin = engine_of(method, faults=Faults(loss=0.999999)), engine_of(method).shards[0].cohort
+    engine.step(1, False)
+    Backbone("alt").train(1, twin)
+    assert torch.equal(engine.shards[0].cohort.weights, twin.weights)
+
+
+@pytest.mark.parametrize("away", [None, 0.4])
+def test_the_threshold_counts_in_units_of_how_many_a_client_can_ever_reach(away: float | None) -> None:
+    engine = engine_of(AFIND(preset="paper"), peers={"topology": "star", "away": away})
+    engine.step(1, False)
+    state = engine.shards[0].state
+    for i in range(N):
+        e = (state.similarity[i][~state.similarity[i].isnan()] + 1) / 2
+        others = N - 1 if i == 0 else 1
+        expected = float(0.5 * (-math.e * e * e.log()).mean() / others) if e.numel() else 0.0
+        assert float(state.threshold[i]) == pytest.approx(expected, rel=1e-9)
+    assert state.threshold[0] > 0
 
 
 def test_a_peer_that_cannot_reach_back_gives_no_answer() -> None:

@@ -1,6 +1,7 @@
 """AFIND and AFIND+: noise, refusals, costs, and the whole way through a run."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from test_afind import N, Plain, engine_of
 import kinfolk
 from conftest import tiny_experiment
 from kinfolk import randomness
+from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.noise import Noise
 from kinfolk.config import read
 from kinfolk.matching import cost
 from kinfolk.methods.afind import AFIND, AFINDPlus
 from kinfolk.methods.backbone import Backbone
 from kinfolk.methods.friends import MOST, Contribution, Friends
+from kinfolk.models import NETS
 from kinfolk.runs import checkpoint
 from kinfolk.runs.graph import read_graph
 
@@ -85,6 +88,15 @@ def test_noise_in_training_is_on_every_step_and_on_nothing_else(backbone: Any) -
     assert torch.equal(engine.shards[0].cohort.weights, before)
 
 
+@pytest.mark.parametrize("where", ["proxy", "training"])
+def test_noise_is_never_reported_as_privacy(where: str) -> None:
+    result = kinfolk.run(
+        tiny_experiment(method={"name": "afind+", "noise": 2.0, "noise_on": where}, run={"rounds": 1}), out="a"
+    )
+    told = {*result.summary, *result.metrics[0], *result.clients[0]}
+    assert not [name for name in told if "epsilon" in name or "delta" in name or "privacy" in name]
+
+
 # -- refusals, costs, the whole way ------------------------------------------------------------------------------
 
 
@@ -118,6 +130,15 @@ def test_a_model_without_a_body_is_refused(backbone: str) -> None:
     settings["model"] = {"name": "linear"}
     with pytest.raises(kinfolk.UserError, match="no body to share"):
         kinfolk.run(settings, out="a")
+
+
+def test_gradients_of_the_papers_nets_are_compared_in_the_layer_before_the_head() -> None:
+    for name, shape, layer in (("cnn4", (3, 32, 32), (512, 1600)), ("cnn2", (1, 28, 28), (32, 1, 5, 5))):
+        module = NETS[name](shape, 10)
+        layout = Layout.of(module)
+        proxy = layout.divide(module).proxy
+        place = layout.offsets.index(proxy.start)
+        assert (layout.shapes[place], proxy.stop - proxy.start) == (layer, math.prod(layer))  # without the bias
 
 
 def test_too_many_clients_are_refused_with_the_number() -> None:

@@ -67,6 +67,100 @@ def test_with_afinds_choice_and_tuning_it_is_afind_plus() -> None:
         assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
 
 
+def chosen_by_afind(before: Any, after: Any) -> None:
+    """That clients took all who passed their thresholds, and at most one besides."""
+    passed = (before.probability >= before.threshold[:, None]) & ~torch.eye(len(SIZES), dtype=torch.bool)
+    for i, row in enumerate(after.neighbors.tolist()):
+        friends = set(torch.nonzero(passed[i]).flatten().tolist())
+        taken = {j for j in row if j >= 0}
+        assert friends <= taken
+        assert len(taken - friends) == (len(friends) < 7)
+
+
+@pytest.mark.parametrize("name", ["gossip", "ditto", "fomo", "dispfl"])
+def test_with_afinds_choice_whoever_passes_the_threshold_is_taken(name: str) -> None:
+    engine = engine_of(name, choice="afind")
+    fewer = False
+    for t in range(1, 5):
+        before = engine.shards[0].state
+        engine.step(t, False)
+        after = engine.shards[0].state
+        if t > 1:
+            chosen_by_afind(before, after)
+            fewer |= bool((after.neighbors >= 0).sum() < 7 * len(SIZES))
+        else:
+            assert [sorted(row) for row in after.neighbors.tolist()] == [
+                [j for j in range(len(SIZES)) if j != i] for i in range(len(SIZES))
+            ]
+    assert fewer
+
+
+def test_with_afinds_choice_the_common_model_of_ditto_is_that_of_gossip() -> None:
+    ours, theirs = engine_of("ditto", choice="afind"), engine_of("gossip", choice="afind", backbone="full")
+    for t in range(1, 5):
+        ours.step(t, False)
+        theirs.step(t, False)
+        assert torch.equal(ours.shards[0].cohort.weights, theirs.shards[0].cohort.weights)
+        assert torch.equal(ours.shards[0].state.neighbors, theirs.shards[0].state.neighbors)
+    assert not torch.equal(ours.shards[0].state.personal, ours.shards[0].cohort.weights)
+
+
+def test_with_afinds_choice_and_all_weights_held_dispfl_mixes_as_gossip_does() -> None:
+    ours = engine_of("dispfl", choice="afind", density=1.0, longest=1e9)
+    theirs = engine_of("gossip", choice="afind", backbone="full")
+    for t in range(1, 5):
+        ours.step(t, False)
+        theirs.step(t, False)
+        torch.testing.assert_close(
+            ours.shards[0].cohort.weights, theirs.shards[0].cohort.weights, rtol=1e-10, atol=1e-10
+        )
+
+
+@pytest.mark.parametrize("name", ["gossip", "ditto", "fomo", "dispfl"])
+def test_afinds_choice_is_the_same_over_shards_where_links_are_few_and_peers_come_and_go(name: str) -> None:
+    sections: dict[str, Any] = {
+        "peers": {"topology": "random", "probability": 0.3, "away": 0.3},
+        "faults": {"loss": 0.1, "absent": 0.1},
+        "run": {"precision": "float64", "rounds": 5, "evaluate_every": 5},
+    }
+    one = kinfolk.run(tiny_experiment(method={"name": name, "choice": "afind"}, **sections), out="one")
+    sections["run"] |= {"engine": "sharded", "shards": 3}
+    many = kinfolk.run(tiny_experiment(method={"name": name, "choice": "afind"}, **sections), out="many")
+    assert torch.isfinite(one.weights()).all()
+    assert (one.weights() - many.weights()).abs().max() <= 1e-10
+    assert one.summary["models_received"] == many.summary["models_received"] > 0
+
+
+@pytest.mark.parametrize("name", ["gossip", "ditto", "fomo", "dispfl"])
+def test_afinds_choice_finds_nobody_where_nobody_is_in_reach(name: str) -> None:
+    found = []
+    for choice in ("afind", "random"):
+        settings = tiny_experiment(method={"name": name, "choice": choice}, peers={"reachable": 0})
+        found.append(kinfolk.run(settings, out=choice))
+    assert torch.equal(found[0].weights(), found[1].weights())
+    assert found[0].summary["models_received"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "defaults"),
+    [
+        ("afind", {"backbone": "alt", "tune_epochs": 1, "threshold": "calibrated", "proxy": "grad", "tau": 0.5}),
+        ("afind+", {"backbone": "alt", "tune_epochs": 1, "threshold": "calibrated", "proxy": "grad", "nu": 0.1}),
+        ("afind+", {"gamma": 0.9, "temperature": 1.0, "loss_smoothing": "two-point", "self_in_agg": True, "count": 10}),
+        ("gossip", {"neighbors": 10, "choice": "random", "backbone": "alt", "tune_epochs": 1}),
+        ("fedavg-ft", {"participation": 0.1, "tune_epochs": 1}),
+        ("pens", {"candidates": 10, "neighbors": 5, "discover_rounds": 100, "rule": "expected"}),
+        ("federico", {"form": "sampler", "neighbors": 10, "components": 3, "explore": 0.3, "memory": 0.6}),
+        ("ditto", {"consensus": "gossip", "neighbors": 10, "penalty": 0.5, "personal_epochs": 5}),
+        ("fomo", {"neighbors": 10, "explore": 0.5, "explore_decay": 0.0, "validation": 0.2}),
+        ("dispfl", {"neighbors": 10, "density": 0.5, "prune": 0.5, "longest": 10.0, "regrow": "gradient"}),
+    ],
+)
+def test_what_is_not_named_is_as_the_papers_tables_have_it(name: str, defaults: dict[str, Any]) -> None:
+    method = find(name)()
+    assert {key: getattr(method, key) for key in defaults} == defaults
+
+
 def test_pens_judges_by_its_own_head_and_averages_bodies() -> None:
     engine = engine_of("pens", candidates=5, neighbors=2, backbone="alt", tune_epochs=3)
     shard = engine.shards[0]

@@ -129,7 +129,7 @@ def worths(cohort: Cohort, pool: Pool, ids: Tensor, before: Tensor, base: Tensor
         lambda models, clients: judging.score(cohort, pool["weights"], models, clients, part, part.x).loss,
     )  # fmt: skip
     rows, theirs = pool.rows(ids), pool["weights"]
-    if not theirs.shape[0]:
+    if not rows.shape[1] or not theirs.shape[0]:
         return losses
     far = [
         torch.linalg.vector_norm(theirs[column] - before, dim=1, dtype=torch.float64)

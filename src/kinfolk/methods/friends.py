@@ -318,13 +318,16 @@ class Friends:
     def _smoothed(
         self, worth: Contribution, cohort: Cohort, before: Tensor, ids: Tensor, loss: Tensor, own: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The losses [m, n] to remember; and those of friends [m, k] and oneself [m] as they count in this round."""
-        now = friendly.spread(
-            torch.cat([ids, cohort.ids[:, None]], dim=1), torch.cat([loss, own[:, None]], dim=1), cohort.n
-        )
-        kept = friendly.remembered(before, now, worth.gamma if worth.loss_smoothing == "ema" else 0.0)
-        smooth = torch.where(loss.isnan(), torch.nan, kept.gather(1, ids.clamp(min=0)))
-        return kept, smooth, kept.gather(1, cohort.ids[:, None])[:, 0]
+        """The losses [m, n] to remember; and those of friends [m, k] and oneself [m] as they count in this round.
+
+        One that is not finite does not count, and is not remembered: an average would never get rid of it.
+        """
+        all_ids, now = torch.cat([ids, cohort.ids[:, None]], dim=1), torch.cat([loss, own[:, None]], dim=1)
+        now = torch.where(torch.isfinite(now), now, torch.nan)
+        keep = worth.gamma if worth.loss_smoothing == "ema" else 0.0
+        kept = friendly.remembered(before, friendly.spread(all_ids, now, cohort.n), keep)
+        smooth = torch.where(now.isnan(), torch.nan, kept.gather(1, all_ids.clamp(min=0)))
+        return kept, smooth[:, :-1], smooth[:, -1]
 
 
 def _everybody(cohort: Cohort) -> Tensor:
