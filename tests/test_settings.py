@@ -15,7 +15,7 @@ from kinfolk.data.partition import SPLITS
 from kinfolk.errors import UserError, nearest
 from kinfolk.peers.access import Access
 from kinfolk.peers.faults import Faults
-from kinfolk.settings import build, describe, setting
+from kinfolk.settings import build, describe, peer_counts, setting
 
 ALL = [Data, Run, Training, Access, Faults, *SPLITS.values(), *(methods.find(name) for name in methods.names())]
 
@@ -130,3 +130,17 @@ def test_a_setting_can_be_a_list_and_every_entry_is_checked() -> None:
         build(Many, {"ids": [1, -2]}, "many")
     with pytest.raises(UserError, match=r"'many.ids' = 3: input should be a valid list"):
         build(Many, {"ids": 3}, "many")
+
+
+@dataclass(frozen=True)
+class Counts:
+    choice: str = setting("random", "how")
+    always: int = setting(4, "peers", peers=True)
+    sometimes: int = setting(5, "peers of random", peers={"choice": "random"})
+    perhaps: int | None = setting(None, "peers, or as many as there are", peers=True)
+    rounds: int = setting(6, "not peers")
+
+
+def test_numbers_of_peers_are_those_in_use() -> None:
+    assert peer_counts(Counts()) == {"always": 4, "sometimes": 5}
+    assert peer_counts(Counts(choice="afind", perhaps=3)) == {"always": 4, "perhaps": 3}

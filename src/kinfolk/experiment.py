@@ -27,6 +27,7 @@ from kinfolk.models import Factory
 from kinfolk.peers.reach import Network
 from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder, free_path
+from kinfolk.settings import peer_counts
 from kinfolk.stopping import interruptible
 from kinfolk.warmup import WarmUp
 
@@ -314,11 +315,10 @@ def clip(config: Config, n: int) -> tuple[Config, list[str]]:
     notices = []
     others = config.peers.most(n)
     method, most = config.method, max(1, others)  # alone, a client asks for one peer and gets none
-    for field in dataclasses.fields(method):
-        value = getattr(method, field.name)
-        if field.metadata.get("peers") and value is not None and value > most:
-            notices.append(f"method.{field.name} = {value}, but a client has only {others} peers: using {most}")
-            method = dataclasses.replace(method, **{field.name: most})
+    for name, value in peer_counts(method).items():
+        if value > most:
+            notices.append(f"method.{name} = {value}, but a client has only {others} peers: using {most}")
+            method = dataclasses.replace(method, **{name: most})
     return dataclasses.replace(config, method=method), notices
 
 

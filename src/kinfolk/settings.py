@@ -26,9 +26,14 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def setting(default: Any = dataclasses.MISSING, help: str = "", **bounds: float) -> Any:
-    """A dataclass field with a help line and optional bounds (`ge`, `gt`, `le`, `lt`; for a list, of its entries)."""
-    metadata = {"help": help, **bounds}
+def setting(
+    default: Any = dataclasses.MISSING, help: str = "", *, peers: bool | dict[str, str] = False, **bounds: float
+) -> Any:
+    """A dataclass field with a help line and optional bounds (`ge`, `gt`, `le`, `lt`; for a list, of its entries).
+
+    peers: it is a number of peers, of which nobody has more than there are; always, or where other settings are these.
+    """
+    metadata = {"help": help, "peers": peers, **bounds}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -51,6 +56,17 @@ def build(cls: type[T], values: dict[str, Any], where: str) -> T:
         return cls(**checked)
     except UserError as error:  # raised by __post_init__, which does not know its section
         raise UserError(f"[{where}] {error}") from None
+
+
+def peer_counts(settings: Any) -> dict[str, int]:
+    """The numbers of peers among the settings that are in use, by name."""
+    found = {}
+    for field in dataclasses.fields(settings):
+        where, value = field.metadata.get("peers", False), getattr(settings, field.name)
+        used = where if isinstance(where, bool) else all(getattr(settings, key) == kind for key, kind in where.items())
+        if used and value is not None:
+            found[field.name] = value
+    return found
 
 
 def describe(cls: type) -> list[tuple[str, str, str, str]]:

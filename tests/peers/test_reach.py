@@ -262,6 +262,14 @@ def test_settings_beyond_the_reach_are_lowered_with_a_notice() -> None:
     assert result.summary["peak_received"] == 3
 
 
+@pytest.mark.parametrize(
+    "method", [{"name": "afind+"}, {"name": "gossip", "choice": "afind"}, {"name": "ditto", "consensus": "fedavg"}]
+)
+def test_settings_that_are_not_in_use_are_not_spoken_of(method: dict[str, Any]) -> None:
+    _, heard = run(method, "a", {"reachable": 3})
+    assert not [line for line in heard if line.startswith("method.")]
+
+
 @pytest.mark.parametrize("method", ["fedavg", "ifca", "cfl", "fedsem", "centralized"])
 def test_a_server_reaches_everybody_and_says_so(method: str) -> None:
     limited, heard = run(method, "limited", {"reachable": 0})

@@ -60,7 +60,7 @@ class DisPFL:
     with the mean of the peers that hold them. A weight that nobody else holds stays as it is.
     """
 
-    neighbors: int = setting(10, "peers averaged with each round (choice random)", ge=1, peers=True)
+    neighbors: int = setting(10, "peers averaged with each round (choice random)", ge=1, peers={"choice": "random"})
     choice: companions.Kind = setting("random", "random: any peers; afind: peers and weights as AFIND+ finds them")
     density: float = setting(0.5, "share of the weights that a client holds", gt=0, le=1)
     prune: float = setting(0.5, "share of a layer's weights that is exchanged for others at first", ge=0, le=1)

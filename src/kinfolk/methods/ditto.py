@@ -41,7 +41,12 @@ class Ditto:
     consensus: Literal["gossip", "fedavg"] = setting(
         "gossip", "how the common model is averaged: among peers, or by a server"
     )
-    neighbors: int = setting(10, "peers averaged with each round (gossip, choice random)", ge=1, peers=True)
+    neighbors: int = setting(
+        10,
+        "peers averaged with each round (gossip, choice random)",
+        ge=1,
+        peers={"consensus": "gossip", "choice": "random"},
+    )
     choice: companions.Kind = setting("random", "gossip: any peers, or peers and weights as AFIND+ finds them")
     participation: float = setting(0.1, "share of the clients that train in a round (fedavg)", gt=0, le=1)
     penalty: float = setting(0.5, "strength of the pull towards the common model (lambda)", ge=0)

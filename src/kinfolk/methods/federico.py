@@ -43,8 +43,10 @@ class FedeRiCo:
     """
 
     form: Literal["sampler", "em"] = setting("sampler", "average with those tried out; em: predict with a mixture")
-    neighbors: int = setting(10, "peers tried out and averaged with each round (sampler)", ge=1, peers=True)
-    components: int = setting(3, "peers' models in a client's mixture, beside its own (em)", ge=1, peers=True)
+    neighbors: int = setting(
+        10, "peers tried out and averaged with each round (sampler)", ge=1, peers={"form": "sampler"}
+    )
+    components: int = setting(3, "peers' models in a client's mixture, beside its own (em)", ge=1, peers={"form": "em"})
     explore: float = setting(0.3, "probability that a peer to try out is any one, not one that did well", ge=0, le=1)
     memory: float = setting(0.6, "weight of a new loss in the running average (b)", gt=0, le=1)
     backbone: Kind | None = setting(None, HELP + "; none: alt, or full where the form is em")

@@ -42,7 +42,7 @@ class FedFOMO:
     else, with probability `explore`, at random ones.
     """
 
-    neighbors: int = setting(10, "peers looked at each round (choice random)", ge=1, peers=True)
+    neighbors: int = setting(10, "peers looked at each round (choice random)", ge=1, peers={"choice": "random"})
     choice: companions.Kind = setting("random", "whom to look at: random or trusted peers; or as AFIND+ finds them")
     explore: float = setting(0.5, "probability of looking at random peers, not at the most trusted", ge=0, le=1)
     explore_decay: float = setting(0.0, "taken off that probability after every round", ge=0, le=1)

@@ -51,7 +51,7 @@ class Taste:
         "calibrated", "calibrated: in units of the uniform probability; literal, remark: as printed; top: a fixed count"
     )
     tau: float = setting(0.5, "factor on the threshold: larger means fewer friends", gt=0)
-    count: int = setting(10, "friends in every round (threshold top)", ge=1, peers=True)
+    count: int = setting(10, "friends in every round (threshold top)", ge=1, peers={"threshold": "top"})
     entropy: friendly.Entropy | None = setting(
         None, "printed: opposite gradients count as certain again; monotone: they do not; none: preset"
     )

@@ -17,7 +17,7 @@ from kinfolk.settings import setting
 class Gossip:
     """Each round every client averages with 10 random peers, with a head of its own or tuned before it is tested."""
 
-    neighbors: int = setting(10, "peers averaged with each round (choice random)", ge=1, peers=True)
+    neighbors: int = setting(10, "peers averaged with each round (choice random)", ge=1, peers={"choice": "random"})
     choice: companions.Kind = setting("random", "random: any peers; afind: peers and weights as AFIND+ finds them")
     backbone: Kind = setting("alt", HELP)
     tune_epochs: int = setting(1, "epochs on the head alone (alt), or on the copy that is tested (ft)", ge=1)

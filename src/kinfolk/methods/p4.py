@@ -70,7 +70,9 @@ class P4(Budget):
         None, "by distance of round 1's proxies, by a noisy class histogram, by chance, or true clusters; none: preset"
     )
     cap: int | None = setting(None, "most clients of a group; none: preset", ge=1)
-    sampled: int = setting(35, "peers that a client compares with in round 1 (H; groups l1)", ge=1, peers=True)
+    sampled: int = setting(
+        35, "peers that a client compares with in round 1 (H; groups l1)", ge=1, peers={"groups": "l1"}
+    )
     histogram_share: float = setting(0.1, "of the budget, for the histogram (groups histogram)", gt=0, lt=1)
     rotate_every: int = setting(5, "rounds until the next member averages for the group; 0: each for itself", ge=0)
     group_lr: float = setting(1.0, "step of the group's proxy towards the mean (eta_g)", gt=0)
