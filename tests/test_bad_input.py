@@ -19,6 +19,7 @@ from conftest import Command, tiny_experiment
 from kinfolk import cli
 from kinfolk.experiment import read_result
 from kinfolk.runs.folder import RunFolder
+from processes import ended, start
 
 
 def write(name: str, text: str | None = None) -> None:
@@ -396,11 +397,10 @@ def test_a_disk_that_is_really_full_is_one_line(command: Command) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 def test_a_full_disk_under_standard_output_is_one_line() -> None:
-    with open("/dev/full", "w", encoding="utf-8") as full:
-        words = [sys.executable, "-m", "kinfolk", "list", "--json"]
-        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert ended.returncode == 2
-    assert ended.stderr == "kinfolk: disk is full\n"
+    with open("/dev/full", "w", encoding="utf-8") as full, open("err", "w", encoding="utf-8") as err:
+        process = start("kinfolk", "list", "--json", out=full.fileno(), err=err.fileno())
+        assert ended(process) == 2
+    assert Path("err").read_text(encoding="utf-8") == "kinfolk: disk is full\n"
 
 
 # -- models of the user's own ------------------------------------------------------------------------------------

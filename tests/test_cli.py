@@ -8,8 +8,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from kinfolk.peers.attacks import ATTACKS
 from kinfolk.progress import Reporter
 from kinfolk.runs.folder import RunFolder
 from kinfolk.runs.graph import read_graph
+from processes import ended, start
 
 
 @pytest.fixture(autouse=True)
@@ -308,19 +307,16 @@ def test_tables_fit_eighty_columns(command: Command, monkeypatch: pytest.MonkeyP
 def test_a_terminal_sees_live_progress() -> None:
     ours, theirs = pty.openpty()
     words = ["run", "tiny.toml", "--json", "run.rounds=3"]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kinfolk", *words], stdout=subprocess.PIPE, stderr=theirs, env=environment
-    )
+    with open("out", "w", encoding="utf-8") as out:
+        process = start("kinfolk", *words, out=out.fileno(), err=theirs, TERM="xterm", COLUMNS="100")
     os.close(theirs)
     seen = b""
     with contextlib.suppress(OSError):  # how Linux says that the other end is closed
         while part := os.read(ours, 65536):
             seen += part
     os.close(ours)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert json.loads(out)["round"] == 3
+    assert ended(process) == 0
+    assert json.loads(Path("out").read_text(encoding="utf-8"))["round"] == 3
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
     assert "\x1b[" in seen.decode()
     assert re.search(r"random seed 0 .*round 3/3 accuracy +[\d.]+ % in \d+ s", text)
@@ -330,32 +326,36 @@ def test_a_terminal_sees_live_progress() -> None:
 
 
 class Running:
-    """A real process whose standard error is read line by line."""
+    """A process whose standard error is read line by line."""
 
     def __init__(self, *words: str) -> None:
-        words = (sys.executable, "-m", "kinfolk", *words)
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        ours, theirs = os.pipe()
+        with open("out", "w", encoding="utf-8") as out:
+            self.process = start("kinfolk", *words, out=out.fileno(), err=theirs)
+        os.close(theirs)
+        self.said = open(ours, encoding="utf-8")  # noqa: SIM115  closed at the end
 
     def __enter__(self) -> Running:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.said.close()
+        with contextlib.suppress(ValueError):  # it has ended, and is closed
+            self.process.kill()
 
     def wait_for(self, words: str) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self.said:
             if words in line:
                 return
         raise AssertionError(f"it ended without saying '{words}'")
 
     def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGINT)
 
     def end(self) -> Outcome:
-        out, err = self.process.communicate(timeout=60)
-        return Outcome(self.process.returncode, out, err)
+        err = self.said.read()
+        return Outcome(ended(self.process), Path("out").read_text(encoding="utf-8"), err)
 
 
 def assert_same_run(a: str, b: str) -> None:

@@ -1,6 +1,6 @@
 """kill -9 at any moment: a real process is killed twenty times and the run still ends as if nothing had happened.
 
-Importing torch takes seconds, so this file is also a program: it imports kinfolk once and forks a process for every
+Importing torch takes seconds, so this file is also a program: it has kinfolk already and forks a process for every
 life of the run. Some are killed from outside at random instants, some kill themselves at a chosen system call.
 """
 
@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from kinfolk.data import catalog
 from kinfolk.experiment import read_result
 from kinfolk.runs import checkpoint
 from kinfolk.runs.graph import read_graph
+from processes import finished
 
 ROUNDS, EVERY, KILLS = 125, 2, 20  # a life is killed within six rounds
 HOW = ["fsync", "outside", "fsync", "manifest", "outside", "rename", "fsync", "remove"]  # over and over
@@ -42,12 +42,9 @@ def test_a_run_that_is_killed_twenty_times_ends_as_if_nothing_had_happened() -> 
         run={"rounds": ROUNDS, "evaluate_every": 1, "checkpoint_every": EVERY},
     )
     Path("tiny.toml").write_text(tomli_w.dumps(sections), encoding="utf-8")
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    ended = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": path}
-    )
-    assert ended.returncode == 0, ended.stderr
-    lives = json.loads(ended.stdout)
+    ended = finished(__file__)
+    assert ended.code == 0, ended.err
+    lives = json.loads(ended.out)
     assert len(lives) == KILLS
     assert lives[-1]["saved"] > 0
     for before, after in itertools.pairwise(lives):

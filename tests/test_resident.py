@@ -1,8 +1,5 @@
 """Only the clients of a round in memory: the same run, in the memory of a few."""
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from kinfolk.config import read
 from kinfolk.methods import find
 from kinfolk.peers.faults import Faults
 from kinfolk.runs import checkpoint
+from processes import finished
 
 SIZES = [12, 6, 9, 20, 8, 8, 16, 1, 7, 30]
 METHODS = ["fedavg", "fedprox", "scaffold"]
@@ -227,6 +225,6 @@ print(peak() - before)
 
 def test_thousands_of_clients_run_in_the_memory_of_ten() -> None:
     """Models of 4,000 clients would take 1.7 GB, several times over; ten take 4 MB."""
-    words = [sys.executable, "-c", textwrap.dedent(MEMORY)]
-    more = [int(subprocess.run([*words, n], check=True, capture_output=True, text=True).stdout) for n in ("11", "4000")]
+    Path("memory.py").write_text(MEMORY, encoding="utf-8")
+    more = [int(finished("memory.py", n).out) for n in ("11", "4000")]
     assert more[1] - more[0] < 100 * 2**20

@@ -161,7 +161,7 @@ def test_a_study_like_another_has_its_rows_and_nothing_published() -> None:
 @pytest.mark.parametrize("name", shipped_studies())
 def test_every_shipped_study_is_sound(name: str) -> None:
     study = the_study(name)
-    cells = study.cells([], range(study.seeds))
+    cells = study.cells([], range(1))  # other seeds have the same settings
     assert cells
     if study.figure is not None:
         pictures.figure_of(study)
@@ -228,7 +228,7 @@ def test_the_tables_have_every_row_and_column_of_the_paper(name: str, columns: l
     assert list(study.columns) == columns
     assert set(study.published["accuracy"]) == set(rows)
     extra = set(study.rows) - set(rows)
-    assert extra == {"PENS (printed rule)"} & set(study.rows) | {
+    assert extra == {"PENS (printed rule)", "Oracle (all kin)"} & set(study.rows) | {
         f"{row} robust" for row in rows if row.startswith("PANM")
     }
     for cell in study.cells([], [0]):

@@ -1,6 +1,8 @@
 """One contract for every registered method, shipped or yet to be written."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,33 @@ GRAPHS: list[dict[str, Any]] = [
     {"topology": "random", "probability": 0.2},  # falls into parts, with clients that reach nobody
     {"reachable": 2},
 ]
+QUICK: dict[str, dict[str, Any]] = {"p4": {"tune_steps": 2}}  # what takes most of a tiny run, and is the same again
+Runs = Callable[..., kinfolk.Result]
+FAULTS = {"loss": 0.2, "absent": 0.2}
 STEADY = (
     *("accuracy", "loss", "worst10", "before_mixing", "quarantined"),
     *("models_received", "vectors_received", "bytes_received", "nominal_models"),
 )
 
 
+def experiment(name: str, settings: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    return tiny_experiment(method={"name": name, **QUICK.get(name, {}), **(settings or {})}, **sections)
+
+
 def run(method: str, out: str, **sections: Any) -> kinfolk.Result:
-    return kinfolk.run(tiny_experiment(method={"name": method}, **sections), out=out)
+    return kinfolk.run(experiment(method, **sections), out=out)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A run that several tests look at, done once: as it comes, or in float64 with losses and absences."""
+
+    @cache
+    def found(method: str, faulty: bool = False) -> kinfolk.Result:
+        sections = {"run": {"precision": "float64"}, "faults": FAULTS} if faulty else {}
+        return run(method, str(tmp_path_factory.mktemp(method) / "run"), **sections)
+
+    return found
 
 
 def rows(result: kinfolk.Result) -> list[dict[str, Any]]:
@@ -48,8 +69,8 @@ def graph(result: kinfolk.Result) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_runs_and_every_client_ends_with_a_finite_model(method: str) -> None:
-    result = run(method, "a")
+def test_it_runs_and_every_client_ends_with_a_finite_model(method: str, done: Runs) -> None:
+    result = kinfolk.run(tiny_experiment(method={"name": method}), out="a") if method in QUICK else done(method)
     assert torch.isfinite(result.weights()).all()
     assert 0 <= result.accuracy <= 1
     assert [row["round"] for row in result.metrics] == [1, 2, 4]
@@ -57,8 +78,8 @@ def test_it_runs_and_every_client_ends_with_a_finite_model(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_is_deterministic(method: str) -> None:
-    first, second = run(method, "a"), run(method, "b")
+def test_it_is_deterministic(method: str, done: Runs) -> None:
+    first, second = done(method), run(method, "b")
     assert torch.equal(first.weights(), second.weights())
     assert rows(first) == rows(second)
     assert not torch.equal(run(method, "c", run={"seed": 1}).weights(), first.weights())
@@ -66,10 +87,9 @@ def test_it_is_deterministic(method: str) -> None:
 
 @pytest.mark.parametrize("shards", [2, 4])
 @pytest.mark.parametrize("method", METHODS)
-def test_it_does_not_depend_on_the_number_of_shards(method: str, shards: int) -> None:
-    sections: dict[str, Any] = {"faults": {"loss": 0.2, "absent": 0.2}}
-    one = run(method, "one", run={"precision": "float64"}, **sections)
-    many = run(method, "many", run={"precision": "float64", "engine": "sharded", "shards": shards}, **sections)
+def test_it_does_not_depend_on_the_number_of_shards(method: str, shards: int, done: Runs) -> None:
+    one = done(method, faulty=True)
+    many = run(method, "many", run={"precision": "float64", "engine": "sharded", "shards": shards}, faults=FAULTS)
     assert (one.weights() - many.weights()).abs().max() <= 1e-10
     assert np.array_equal(graph(one)[:3], graph(many)[:3])  # the same choices, in the same order
     for a, b in zip(one.metrics, many.metrics):
@@ -84,8 +104,8 @@ def test_shards_that_train_the_same_chunks_are_bit_equal(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_float32_runs_agree_over_shards_to_its_precision(method: str) -> None:
-    one = run(method, "one")
+def test_float32_runs_agree_over_shards_to_its_precision(method: str, done: Runs) -> None:
+    one = done(method)
     four = run(method, "four", run={"engine": "sharded", "shards": 4})
     assert (one.weights() - four.weights()).abs().max() <= 1e-5
 
@@ -99,9 +119,8 @@ def test_it_resumes_bit_exactly(method: str, monkeypatch: pytest.MonkeyPatch) ->
             if t == 4:
                 raise KeyboardInterrupt  # in the middle: round 4 is measured but not saved
 
-    settings = tiny_experiment(method={"name": method}, run={"rounds": 5, "checkpoint_every": 1})
     with pytest.raises(KeyboardInterrupt):
-        kinfolk.run(settings, out="cut", observer=Stop())
+        kinfolk.run(experiment(method, run={"rounds": 5, "checkpoint_every": 1}), out="cut", observer=Stop())
     assert RunFolder.open(Path("cut")).status().round == 3
     resumed = resume("cut")
     assert torch.equal(whole.weights(), resumed.weights())
@@ -135,7 +154,7 @@ def test_nobody_averages_with_a_peer_out_of_reach(method: str) -> None:
 def test_it_runs_on_every_graph_with_three_of_ten_clients_away(method: str, peers: dict[str, Any]) -> None:
     peers = {**peers, "away": 0.3}
     stages = {"discover_rounds": 2} if hasattr(methods.find(method), "discover_rounds") else {}
-    settings = tiny_experiment(method={"name": method, **stages}, peers=peers, run={"precision": "float64"})
+    settings = experiment(method, stages, peers=peers, run={"precision": "float64"})
     settings["run"]["evaluate_every"] = 4
     one = kinfolk.run(settings, out="one")
     settings["run"] |= {"engine": "sharded", "shards": 3}
@@ -156,23 +175,23 @@ OTHER_TRAINING = {"ditto", "dispfl", "dp-dsgt", "fomo", "p4", "proxyfl"}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_without_anybody_in_reach_it_is_local_training(method: str) -> None:
+def test_without_anybody_in_reach_it_is_local_training(method: str, done: Runs) -> None:
     settings = {"backbone": "full"} if hasattr(methods.find(method), "backbone") else {}
-    alone = kinfolk.run(tiny_experiment(method={"name": method, **settings}, peers={"reachable": 0}), out="alone")
+    alone = run(method, "alone", settings=settings, peers={"reachable": 0})
     if method in OTHER_TRAINING:
         assert torch.isfinite(alone.weights()).all()
         assert alone.summary["models_received"] == 0
         return
     if getattr(methods.find(method), "server", False):
-        assert torch.equal(alone.weights(), run(method, "free").weights())  # the server reaches everybody
+        assert torch.equal(alone.weights(), done(method).weights())  # the server reaches everybody
     else:
-        assert torch.equal(alone.weights(), run("local", "local").weights())
+        assert torch.equal(alone.weights(), done("local").weights())
         assert alone.summary["models_received"] == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_it_should_cost_is_logged_beside_what_it_did_cost(method: str) -> None:
-    result = run(method, "a")
+def test_what_it_should_cost_is_logged_beside_what_it_did_cost(method: str, done: Runs) -> None:
+    result = done(method)
     for row in result.metrics:
         assert row["vectors_received"] >= row["models_received"] >= row["peak_received"] >= 0
         if method != "centralized":  # moves data, not models
@@ -184,7 +203,7 @@ def test_what_it_should_cost_is_logged_beside_what_it_did_cost(method: str) -> N
 @pytest.mark.parametrize("method", METHODS)
 def test_a_client_that_trains_to_nan_harms_nobody_else(method: str) -> None:
     everybody = {"participation": 1.0} if hasattr(methods.find(method), "participation") else {}
-    config = read(tiny_experiment(method={"name": method, **everybody}))
+    config = read(experiment(method, everybody))
     data = kinfolk.load_federation(config)
     data.train.x[data.train.starts[2] : data.train.starts[3]] = torch.inf
     result = kinfolk.run(config, data=data, out="a")
@@ -201,14 +220,13 @@ def test_one_client_alone_is_a_federation_too(method: str) -> None:
     lonely = {"clients": 1, "split": {"kind": "iid"}}
     data = kinfolk.load_federation(read(tiny_experiment(data=lonely)))
     data = dataclasses.replace(data, clusters=torch.zeros(1, dtype=torch.int64))
-    result = kinfolk.run(tiny_experiment(method={"name": method}), data=data, out="a")
+    result = kinfolk.run(experiment(method), data=data, out="a")
     assert torch.isfinite(result.weights()).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_its_state_is_a_dataclass_of_tensors(method: str) -> None:
-    result = run(method, "a")
-    saved = checkpoint.load(result.folder / "checkpoint").tensors
+def test_its_state_is_a_dataclass_of_tensors(method: str, done: Runs) -> None:
+    saved = checkpoint.load(done(method).folder / "checkpoint").tensors
     for name, tensor in saved.items():
         assert name.startswith("shared/") or tensor.shape[0] == 8, name
 

@@ -75,7 +75,7 @@ def compare(conv: Convolution, first: bool, precision: str = "float32") -> dict[
         (33, 17, 2, 0, 2, (5, 5), False),
         (3, 32, 5, 0, 2, (9, 9), True),
         (1, 32, 5, 0, 2, (8, 9), True),
-        (32, 64, 5, 0, 2, (7, 8), False),
+        pytest.param(32, 64, 5, 0, 2, (7, 8), False, marks=pytest.mark.slow),  # cnn4 has this layer, below
         (72, 70, 2, 1, 2, (2, 3), False),  # wider than a factor is taken at a time
     ],
 )
@@ -94,7 +94,7 @@ def test_a_convolution_and_its_gradients_are_those_of_autograd(
 @pytest.mark.parametrize("first", [True, False])
 def test_rounded_factors_stay_within_their_bounds(precision: str, bound: float, kernel: int, first: bool) -> None:
     """Outputs to the precision of the factors; gradients less, because rounding turns a few maxima around."""
-    errors = compare(Convolution(3 if first else 32, 64, kernel, 0, 2, (10, 9), first), first, precision)
+    errors = compare(Convolution(3 if first else 32, 64, kernel, 0, 2, (8, 7), first), first, precision)
     assert errors["out"] < bound / 10
     assert max(errors.values()) < bound, errors
 
@@ -109,9 +109,7 @@ def test_not_a_number_is_not_hidden() -> None:
     assert out[0, 1].isnan().any()
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"), [("cnn", (3, 24, 24)), ("cnn4", (3, 18, 18)), ("cnn4", (1, 17, 16)), ("cnn2", (1, 9, 9))]
-)
+@pytest.mark.parametrize(("name", "shape"), [("cnn", (3, 22, 22)), ("cnn4", (3, 17, 16)), ("cnn2", (1, 9, 9))])
 def test_a_whole_net_has_the_gradients_of_autograd(name: str, shape: tuple[int, ...]) -> None:
     net = NETS[name](shape, 10).to(DEVICE)
     layout = Layout.of(net)
@@ -119,9 +117,9 @@ def test_a_whole_net_has_the_gradients_of_autograd(name: str, shape: tuple[int, 
     assert isinstance(found, Stack)
     explicit, derived = Explicit(found, layout), Derived(net, layout, "float64", DEVICE)
     block = layout.flatten(net) + 0.01 * randn(M, layout.size)
-    x, labels = randn(5, *shape, seed=1), torch.tensor([[1, 2, 3], [4, 5, 6]], device=DEVICE)
-    index = torch.tensor([[0, 1, 2], [4, 3, 0]], device=DEVICE)
-    share = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]], device=DEVICE)
+    x, labels = randn(5, *shape, seed=1), torch.tensor([[1, 2], [4, 5]], device=DEVICE)
+    index = torch.tensor([[0, 2], [4, 0]], device=DEVICE)
+    share = torch.tensor([[1.0, 0.0], [0.3, 0.7]], device=DEVICE)
     loss, ours = explicit.gradients(explicit.slots(block), explicit.samples(x), labels, index, share)
     exact = derived.forward.module.double()
     right, theirs = Derived(exact, layout, "float64", DEVICE).gradients(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from kinfolk.methods.private import Budget, account, found
 from kinfolk.peers.base import Peers
 from kinfolk.privacy import epsilon
 from kinfolk.privacy.losses import cross_entropy, distilled
+from processes import finished
 
 
 @dataclass(frozen=True)
@@ -207,9 +206,9 @@ kinfolk.run(__SETTINGS__, out="a")
 @pytest.mark.parametrize("messages", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_has_charged_at_least_what_it_has_released(messages: int) -> None:
     settings = tiny_experiment(method={"name": "p4", "groups": "random"}, run={"checkpoint_every": 100})
-    program = KILLED.replace("__SETTINGS__", repr(settings))
-    done = subprocess.run([sys.executable, "-c", program, str(messages)], check=False, capture_output=True)
-    assert done.returncode == 9, done.stderr
+    Path("killed.py").write_text(KILLED.replace("__SETTINGS__", repr(settings)), encoding="utf-8")
+    done = finished("killed.py", str(messages))
+    assert done.code == 9, done.err
     released = set(Path("released").read_text().split()) if Path("released").exists() else set()
     charged = {line["release"].rpartition(" ")[2] for line in lines("a")}
     assert released <= charged

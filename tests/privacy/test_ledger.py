@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -16,6 +15,7 @@ import torch
 
 from kinfolk.errors import UserError
 from kinfolk.privacy import Ledger, Mechanism, calibrate, epsilon
+from processes import finished
 
 PLAIN = Mechanism(8.0)
 POINTS = ["before write", "half a line", "before sync", "after sync", "after release"]
@@ -277,13 +277,9 @@ def test_a_release_is_on_the_disk_before_it_is_granted(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("lives", [8, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_killed_process_has_charged_at_least_what_it_released(lives: int, tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    ended = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), str(lives)],
-        capture_output=True, text=True, timeout=250, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    seen = json.loads(ended.stdout)
+    ended = finished(__file__, str(tmp_path), str(lives), timeout=250)
+    assert ended.code == 0, ended.err
+    seen = json.loads(ended.out)
     assert len(seen) == lives
     for life in seen:
         assert life["charged"] >= life["released"], life

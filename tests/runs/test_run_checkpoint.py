@@ -2,8 +2,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from kinfolk.errors import UserError
 from kinfolk.runs import checkpoint, files
+from processes import finished
 
 DTYPES = list(checkpoint._DTYPES)
 
@@ -377,15 +376,10 @@ print(done, inside)
 
 def test_twenty_kills_lose_no_round_that_was_saved(tmp_path: Path) -> None:
     """One process that has torch already forks the savers: twenty imports would take half a minute."""
-    source = str(Path(checkpoint.__file__).parents[2])
-    result = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    saves, inside = map(int, result.stdout.split())
+    program = tmp_path / "killer.py"
+    program.write_text(KILLER, encoding="utf-8")
+    result = finished(program, str(tmp_path / "saved"), timeout=120)
+    assert result.code == 0, result.err
+    saves, inside = map(int, result.out.split())
     assert saves > 20
     assert inside >= 3, "too few kills came in the middle of a save to prove anything"

@@ -2,8 +2,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.errors import UserError
-from kinfolk.runs import checkpoint, files, folder
+from kinfolk.runs import checkpoint, files
 from kinfolk.runs.folder import RunFolder, free_path
 from kinfolk.runs.graph import read_graph
 from kinfolk.runs.tables import from_csv, to_csv
 from kinfolk.version import __version__
+from processes import ended, finished, start
 
 CONFIG = {
     "data": {"name": "digits", "clients": 10, "split": {"kind": "rotation", "clusters": 2}},
     "run": {"rounds": 30, "seed": 0, "note": None},
 }
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(folder.__file__).parents[2])}
 
 
 def make(path: Path) -> RunFolder:
@@ -237,26 +235,29 @@ def test_status_goes_from_unfinished_to_finished_and_back(tmp_path: Path) -> Non
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    program = """
+    path, program = tmp_path / "run", tmp_path / "writer.py"
+    program.write_text("""
 import sys
+import time
 from pathlib import Path
 from kinfolk.runs.folder import RunFolder
 run = RunFolder.open(Path(sys.argv[1]), write=True)
 print("locked", flush=True)
-sys.stdin.read()
-"""
-    command = [sys.executable, "-c", program, str(path)]
+time.sleep(30)
+""")
     with make(path):
-        refused = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, input="")
-        assert f"is being written by another process (id {os.getpid()})" in refused.stderr
+        refused = finished(program, str(path))
+        assert f"is being written by another process (id {os.getpid()})" in refused.err
         assert RunFolder.open(path).status().state == "unfinished", "reading needs no lock"
-    with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
-        with pytest.raises(UserError, match=f"another process \\(id {other.pid}\\)"):
-            RunFolder.open(path, write=True)
-        os.kill(other.pid, signal.SIGKILL)
+    ours, theirs = os.pipe()
+    other = start(program, str(path), out=theirs, err=theirs)
+    os.close(theirs)
+    with open(ours) as said:
+        assert said.readline() == "locked\n"
+    with pytest.raises(UserError, match=f"another process \\(id {other.pid}\\)"):
+        RunFolder.open(path, write=True)
+    other.kill()
+    assert ended(other) == -signal.SIGKILL
     RunFolder.open(path, write=True).close()
 
 
