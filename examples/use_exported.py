@@ -80,8 +80,11 @@ def as_the_model_sees(pixels: torch.Tensor, about: dict) -> torch.Tensor:
     """Bytes [b, C, H, W] in 0..255, brought to the scale of the training images."""
     if about["inputs"]["shift"] is None:
         raise SystemExit(f"this model sees {about['inputs']['features'] or 'inputs of your own'}: scale them yourself")
+    if about["inputs"]["projection"]:
+        raise SystemExit("this model sees projections: kinfolk.exporting.read_model makes them")
     shift, spread = (torch.tensor(about["inputs"][name]).view(-1, 1, 1) for name in ("shift", "spread"))
-    return (pixels.float() - shift) / spread
+    scaled = (pixels.float() - shift) / spread
+    return F.normalize(scaled.flatten(1)) if about["inputs"]["length_one"] else scaled
 
 
 if __name__ == "__main__":

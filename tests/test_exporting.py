@@ -126,6 +126,25 @@ def test_any_methods_models_are_those_the_clients_use(method: str, outside: Modu
     assert about["client"] == 5
 
 
+@pytest.mark.parametrize("directions", [3000, 20])
+def test_inputs_of_length_one_and_projected_ones_go_along(directions: int, outside: ModuleType) -> None:
+    result = kinfolk.run(tiny_experiment(method={"name": "p4", "projection": directions}), out="run")
+    path = str(kinfolk.export("run", "model.safetensors", client=5))
+    test = kinfolk.load_federation(result.config).test
+    first = int(test.sizes[:5].sum())
+    x, y = (rows[first : first + int(test.sizes[5])] for rows in (test.x, test.y))
+    inside = read_model(path)
+    assert float((inside(x).argmax(1) == y).float().mean()) == pytest.approx(result.clients[5]["accuracy"])
+    pixels = torch.rand(9, *test.x.shape[1:]) * 255
+    net, about = outside.load(path)
+    if directions < 64:
+        with pytest.raises(SystemExit, match="projections"):
+            outside.as_the_model_sees(pixels, about)
+    else:
+        shift, spread = (torch.tensor(about["inputs"][name]).view(-1, 1, 1) for name in ("shift", "spread"))
+        assert torch.allclose(net(outside.as_the_model_sees(pixels, about)), inside((pixels - shift) / spread))
+
+
 def test_the_pixels_scale_goes_along(outside: ModuleType) -> None:
     from kinfolk.data import catalog
 

@@ -262,7 +262,7 @@ def _prepare(
     federation, rule, attack, more = threats.prepare(config, federation)
     notices += more
     if hasattr(config.method, "notices"):
-        notices += config.method.notices()
+        notices += config.method.notices(config.run.rounds)
     if federation.newcomers is not None and not meets_others(config.method):
         notices.append(f"method '{config.method_name}' has no model for clients that never train: they are left out")
     for notice in notices:

@@ -8,6 +8,7 @@ known layers), and where it comes from. `examples/use_exported.py` reads it with
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kinfolk.cohort.layout import Layout
 from kinfolk.config import Config, resolve
 from kinfolk.data import catalog
 from kinfolk.data.federation import Federation, scaling
+from kinfolk.data.projection import directions, unit
 from kinfolk.errors import UserError
 from kinfolk.experiment import load_federation
 from kinfolk.models import Factory
@@ -56,16 +58,15 @@ def export(
     saved = checkpoint.load(folder.checkpoints)
     row = _row(saved.tensors, client)
     federation = load_federation(config) if data is None else data
-    trained, shape = _module(config, federation, model, row)
-    module = plain(trained).eval()
+    module = plain(_module(config, federation, model, row)).eval()
     about = {
         "format": "kinfolk model",
         "version": VERSION,
         "net": describe(module),
         "model": {"name": config.model, "options": config.model_options},
-        "input_shape": list(shape),
+        "input_shape": list(federation.input_shape),
         "classes": federation.classes,
-        "inputs": _inputs(config, own=data is not None),
+        "inputs": _inputs(config, federation, own=data is not None),
         "client": client,
         "method": config.method_name,
         "data": config.data.name,
@@ -90,7 +91,21 @@ def read_model(path: str | Path) -> nn.Module:
         raise UserError(f"{path}: the net '{name}' is no row of known layers: make it, and load the tensors into it")
     module = build(about["net"])
     module.to(next(iter(numbers.values())).dtype).load_state_dict(numbers)
+    if about["inputs"].get("length_one"):
+        module = nn.Sequential(Unit(about["inputs"]["projection"]), module)
     return module.eval()
+
+
+class Unit(nn.Module):
+    """Samples projected onto directions that no data decide, if [inputs, directions] are given, and of length one."""
+
+    def __init__(self, size: list[int] | None) -> None:
+        super().__init__()
+        self.matrix: Tensor | None
+        self.register_buffer("matrix", None if size is None else directions(*size), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return unit(x, self.matrix).to(x.dtype)
 
 
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -120,10 +135,8 @@ def _row(saved: dict[str, Tensor], client: int | None) -> Tensor:
     return common if own is None and common is not None else own[client]  # type: ignore[index]
 
 
-def _module(
-    config: Config, federation: Federation, factory: Factory | None, row: Tensor
-) -> tuple[nn.Module, tuple[int, ...]]:
-    """The run's own module with the weights `row` [d], and the shape of its inputs."""
+def _module(config: Config, federation: Federation, factory: Factory | None, row: Tensor) -> nn.Module:
+    """The run's own module with the weights `row` [d]."""
     method, options = config.method, config.model_options if factory is None else {}
     if hasattr(method, "arrange") and not hasattr(method, "wrap"):
         federation = method.arrange(federation)
@@ -138,13 +151,14 @@ def _module(
     if layout.size != row.numel():
         raise UserError(f"the run's models have {row.numel()} numbers, the net {layout.size}: it is not the same net")
     layout.load(row, module)
-    return module, shape
+    return module
 
 
-def _inputs(config: Config, own: bool) -> dict[str, Any]:
-    """What was done to a sample before the model saw it: (pixel - shift) / spread, and features or norms."""
-    data = config.data
+def _inputs(config: Config, federation: Federation, own: bool) -> dict[str, Any]:
+    """What was done to a sample before the model saw it: (pixel - shift) / spread, features or norms, projection."""
+    data, inputs, count = config.data, math.prod(federation.input_shape), getattr(config.method, "projection", 0)
     about: dict[str, Any] = {"features": data.features, "norm": data.norm, "shift": None, "spread": None}
+    about |= {"projection": [inputs, count] if count and inputs > count else None, "length_one": bool(count)}
     if not own and data.features is None:
         shift, spread = scaling(catalog.shared(data.name), data.scale)
         about |= {"shift": shift.flatten().tolist(), "spread": spread.flatten().tolist()}

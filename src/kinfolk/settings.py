@@ -94,10 +94,15 @@ def _check(value: Any, kind: Any, field: dataclasses.Field[Any], where: str) -> 
     return value
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 def check_type(value: Any, kind: Any, where: str) -> Any:
     """`value` if it is of type `kind`; `where` is its full name in the message."""
     try:
-        return TypeAdapter(kind).validate_python(value, strict=True)
+        return _adapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise UserError(f"'{where}' = {value!r}: {message[0].lower()}{message[1:]}") from None

@@ -357,3 +357,10 @@ def test_more_attackers_than_a_rule_is_set_for_are_announced() -> None:
 def test_a_share_so_small_that_nobody_attacks_is_announced() -> None:
     assert "nobody attacks" in notices(settings("random", "mean", {"attackers": 0.01, "attack": "nan"}))
     assert plan(Faults(attackers=0.01, attack="nan"), 8, 0) is None
+
+
+@pytest.mark.parametrize("every", [5, 0])
+def test_a_member_that_averages_for_others_is_not_judged_by_any_rule(every: int) -> None:
+    config = settings("p4", "median")
+    config["method"]["rotate_every"] = every
+    assert ("a member averages for its group in turn" in notices(config)) == bool(every)

@@ -399,8 +399,8 @@ def test_it_resumes_bit_exactly_before_at_and_after_the_change_of_stages(preset:
 
 
 def test_without_stage_one_matching_starts_from_random_lists_with_a_notice() -> None:
-    assert PANM().notices() == []
-    (notice,) = PANM(discover_rounds=0).notices()
+    assert PANM().notices(300) == []
+    (notice,) = PANM(discover_rounds=0).notices(300)
     assert "random lists" in notice
 
     said = []
@@ -447,16 +447,25 @@ def test_the_ends_of_the_ranges_and_k_above_l_are_fine() -> None:
     assert torch.isfinite(kinfolk.run(tiny_experiment(method=method), out="a").weights()).all()
 
 
+def test_a_run_that_ends_in_stage_one_and_a_share_that_is_not_used_are_spoken_of() -> None:
+    (notice,) = PANM(discover_rounds=60).notices(60)
+    assert "stage two never begins; try 20" in notice
+    assert PANM(discover_rounds=59).notices(60) == []
+    (notice,) = PANM(similarity="loss", alpha=1.0).notices(300)
+    assert "method.alpha" in notice
+
+
 def test_a_preset_fills_in_what_is_not_named() -> None:
     def resolved(*settings: str) -> tuple[Any, ...]:
         config = read(tiny_experiment(), ["method.name=panm", *(f"method.{one}" for one in settings)])
         method = config.sections()["method"]
         assert read(config.sections()) == config
-        return method["preset"], method["loss_score"], method["confirm"], method["matcher"]
+        return tuple(method[key] for key in ("preset", "loss_score", "confirm", "matcher", "mingle", "company"))
 
-    assert resolved() == ("robust", "log", True, "evidence")
-    assert resolved("preset=paper") == ("paper", "inverse", False, "mixture")
-    assert resolved("preset=paper", "loss_score=log") == ("paper", "log", False, "mixture")
-    assert resolved("preset=paper", "matcher=evidence") == ("paper", "inverse", False, "evidence")
-    assert resolved("confirm=false") == ("robust", "log", False, "evidence")
-    assert resolved("matcher=mixture", "loss_score=inverse") == ("robust", "inverse", True, "mixture")
+    assert resolved() == ("robust", "log", True, "evidence", True, True)
+    assert resolved("preset=paper") == ("paper", "inverse", False, "mixture", False, False)
+    assert resolved("preset=paper", "loss_score=log") == ("paper", "log", False, "mixture", False, False)
+    assert resolved("preset=paper", "matcher=evidence") == ("paper", "inverse", False, "evidence", False, False)
+    assert resolved("confirm=false") == ("robust", "log", False, "evidence", True, True)
+    assert resolved("mingle=false", "company=false") == ("robust", "log", True, "evidence", False, False)
+    assert resolved("matcher=mixture", "loss_score=inverse") == ("robust", "inverse", True, "mixture", True, True)

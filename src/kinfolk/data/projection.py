@@ -33,14 +33,15 @@ def projected(federation: Federation, count: int, device: torch.device = CPU) ->
     matrix = directions(inputs, count).to(device) if inputs > count else None
 
     def moved(part: Part) -> Part:
-        pieces = [_unit(rows.to(device), matrix).to(part.x.device) for rows in torch.split(part.x, ROWS)]
+        pieces = [unit(rows.to(device), matrix).to(part.x.device) for rows in torch.split(part.x, ROWS)]
         return replace(part, x=torch.cat(pieces) if pieces else part.x.flatten(1))
 
     common = None if federation.common is None else moved(federation.common)
     return replace(federation, train=moved(federation.train), test=moved(federation.test), common=common)
 
 
-def _unit(x: Tensor, matrix: Tensor | None) -> Tensor:
+def unit(x: Tensor, matrix: Tensor | None) -> Tensor:
+    """Samples [N, count] of length one, through the matrix [inputs, count] if there is one."""
     flat = x.flatten(1).to(torch.float32)
     if matrix is not None:
         flat = flat @ matrix

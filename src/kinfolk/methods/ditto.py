@@ -56,8 +56,8 @@ class Ditto:
     def __post_init__(self) -> None:
         object.__setattr__(self, "server", self.consensus == "fedavg")
 
-    def notices(self) -> list[str]:
-        """What the user should know of these settings."""
+    def notices(self, rounds: int) -> list[str]:
+        """What the user should know of these settings in a run of so many rounds."""
         if self.consensus == "fedavg" and self.choice != "random":
             return ["method.choice: nobody chooses peers where a server averages (method.consensus = fedavg)"]
         return []

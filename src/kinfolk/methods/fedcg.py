@@ -124,8 +124,8 @@ class FedCG(Sharing):
         """Whether all samples of a client are in one domain, found by k-means."""
         return self.source == "k-means" and self.domains > 1
 
-    def notices(self) -> list[str]:
-        """What the user should know of these settings."""
+    def notices(self, rounds: int) -> list[str]:
+        """What the user should know of these settings in a run of so many rounds."""
         said = []
         if self.domains == 2 and self.beta == 0.5 and (self.learn_graph or self.first_graph == "uniform"):
             said.append("method.own_weight = 0.5 with two domains makes both use the same parameters: try 0.75")

@@ -99,12 +99,19 @@ class P4(Budget):
                 object.__setattr__(self, name, value)
         super().__post_init__()
 
-    def notices(self) -> list[str]:
-        """What the user should know of these settings."""
+    def notices(self, rounds: int) -> list[str]:
+        """What the user should know of these settings in a run of so many rounds."""
         said = [f"not covered by epsilon: {gap}" for gap in self._gaps()]
         if self.groups == "l1" and self.sampled < self.most - 1:
             said.append(f"method.sampled = {self.sampled}: fewer than a group has members")
         return said
+
+    @property
+    def unruled(self) -> str | None:
+        """What no rule of a receiver protects from."""
+        if not self.rotate_every or not self.proxy:
+            return None
+        return "a member averages for its group in turn, and nobody judges what it hands out; method.rotate_every = 0"
 
     def _gaps(self) -> list[str]:
         return [GAP] if self.proxy and self.alpha else []

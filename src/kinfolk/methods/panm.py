@@ -31,6 +31,7 @@ from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains
 from kinfolk.matching.outcome import outcome
 from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
 from kinfolk.methods.registry import register
+from kinfolk.methods.stages import cut_short
 from kinfolk.peers.base import Peers, Pool
 from kinfolk.settings import setting
 
@@ -89,11 +90,14 @@ class PANM:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
-    def notices(self) -> list[str]:
-        """What the user should know of these settings."""
+    def notices(self, rounds: int) -> list[str]:
+        """What the user should know of these settings in a run of so many rounds."""
+        said = cut_short(self.discover_rounds, rounds)
         if self.discover_rounds == 0:
-            return ["method.discover_rounds = 0: matching starts from random lists, without stage one"]
-        return []
+            said.append("method.discover_rounds = 0: matching starts from random lists, without stage one")
+        if self.similarity == "loss" and self.alpha != 0.5:
+            said.append("method.alpha weighs the two parts of the gradient metric: similarity = loss has no use for it")
+        return said
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""

@@ -17,6 +17,7 @@ from kinfolk.errors import UserError
 from kinfolk.matching import cost, lists
 from kinfolk.methods.backbone import HELP, Backbone, Kind
 from kinfolk.methods.registry import register
+from kinfolk.methods.stages import cut_short
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
 
@@ -49,6 +50,10 @@ class PENS:
     )
     backbone: Kind = setting("full", HELP)
     tune_epochs: int = setting(1, "epochs on the head alone (alt), or on the copy that is tested (ft)", ge=1)
+
+    def notices(self, rounds: int) -> list[str]:
+        """What the user should know of these settings in a run of so many rounds."""
+        return cut_short(self.discover_rounds, rounds)
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""

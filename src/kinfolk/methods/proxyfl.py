@@ -42,8 +42,8 @@ class ProxyFL(Budget):
     private_lr: float = setting(0.001, "step of the private model", gt=0)
     only_mean = "hands on one proxy at a time"  # nothing to choose from
 
-    def notices(self) -> list[str]:
-        """What the user should know of these settings."""
+    def notices(self, rounds: int) -> list[str]:
+        """What the user should know of these settings in a run of so many rounds."""
         return [f"not covered by epsilon: {GAP}"] if self.alpha else []
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:

@@ -22,8 +22,8 @@ class Method(Protocol):
     that has a field `clusters` [m] is compared with the true clusters (`ari`). A field `personal` [m, d] holds the
     models that clients use where these are not the cohort's own.
 
-    Optional: `arrange(federation)`, the data as the method may see them; `notices()`, what the user should know of the
-    settings; `needs_clusters = True`; `server = True` if it works through a server that reaches everybody;
+    Optional: `arrange(federation)`, the data as the method may see them; `notices(rounds)`, what the user should know
+    of the settings; `needs_clusters = True`; `server = True` if it works through a server that reaches everybody;
     `one_model = True` if between rounds all clients use the same model, a shared field `model` [d] of the state;
     `meets(cohort, state, part)`, how clients that never train fare where it is not with this one model; beside it
     `visitors(t, seed, n, device)`, ids [k] of the only clients that do anything in round t, None for all;

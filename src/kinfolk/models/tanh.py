@@ -34,7 +34,8 @@ def cnn_scattering(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def cnn_tanh(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """For pixels: six 3×3 convolutions (32, 32, 64, 64, 128, 128), halved after every second, two linear layers."""
     if len(input_shape) != 3 or min(input_shape[1:]) < 8:
-        raise UserError(f"model 'cnn-tanh' needs images of at least 8×8 pixels, the data have {list(input_shape)}")
+        hint = "" if len(input_shape) == 3 else "; with features or method.projection there are no pixels left"
+        raise UserError(f"model 'cnn-tanh' needs images of at least 8×8 pixels, inputs are {list(input_shape)}{hint}")
     channels, height, width = input_shape
     layers: list[nn.Module] = []
     for wide in (32, 64, 128):
