@@ -124,6 +124,9 @@ def test_any_methods_models_are_those_the_clients_use(method: str, outside: Modu
     row = torch.cat([tensor.flatten() for tensor in module.state_dict().values()])
     assert torch.equal(row, result.weights()[5])
     assert about["client"] == 5
+    promised = result.summary.get("privacy", {}).get("statement")
+    assert about["privacy"] == promised
+    assert (promised is not None) == (method == "p4")
 
 
 @pytest.mark.parametrize("directions", [3000, 20])

@@ -39,6 +39,7 @@ class Row:
     bytes_received: float
     seconds: float
     epsilon: float | None = None  # accounted, of private methods
+    privacy: str | None = None  # what is promised, of the run with the largest epsilon
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,14 @@ def _row(method: str, results: list[Result], local: list[Result] | None) -> Row:
         bytes_received=mean("bytes_received") or 0.0,
         seconds=mean("seconds") or 0.0,
         epsilon=mean("epsilon"),
+        privacy=_promise(results),
     )
+
+
+def _promise(results: list[Result]) -> str | None:
+    promises = [result.summary["privacy"] for result in results if result.summary.get("privacy")]
+    statement: str | None = max(promises, key=lambda one: float(one["epsilon"]))["statement"] if promises else None
+    return statement
 
 
 def _helped(result: Result, local: Result) -> tuple[float, float]:

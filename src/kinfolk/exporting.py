@@ -72,6 +72,7 @@ def export(
         "data": config.data.name,
         "seed": config.run.seed,
         "round": saved.round,
+        "privacy": next((row["privacy"] for row in reversed(folder.metrics()) if "privacy" in row), None),
     }
     numbers = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     content = serialised(numbers, {KEY: json.dumps(about)})

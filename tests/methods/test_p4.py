@@ -428,6 +428,9 @@ def test_at_a_budget_of_fifteen_digits_are_learnt_better_than_alone() -> None:
 def test_a_comparison_shows_what_was_spent() -> None:
     settings = tiny_experiment(method={"name": "p4", "groups": "random"}, run={"rounds": 2})
     comparison = kinfolk.compare(settings, ["p4"], out="c")
+    promises = {row.method: row.privacy for row in comparison.rows}
+    assert promises.pop("p4") == comparison.runs["p4"][0].summary["privacy"]["statement"]
+    assert set(promises.values()) == {None}
     spent = comparison.row("p4").epsilon
     assert spent is not None
     assert 14.9 < spent <= 15
