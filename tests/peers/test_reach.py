@@ -254,7 +254,8 @@ def test_random_gossip_uses_all_of_its_reach_and_nothing_else() -> None:
 
 
 def test_settings_beyond_the_reach_are_lowered_with_a_notice() -> None:
-    result, heard = run({"name": "pens", "neighbors": 5, "candidates": 10}, "a", {"reachable": 3})
+    method = {"name": "pens", "neighbors": 5, "candidates": 10, "discover_rounds": 2}
+    result, heard = run(method, "a", {"reachable": 3})
     assert heard == [
         "method.candidates = 10, but a client has only 3 peers: using 3",
         "method.neighbors = 5, but a client has only 3 peers: using 3",
