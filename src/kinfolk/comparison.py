@@ -158,8 +158,7 @@ def _row(method: str, results: list[Result], local: list[Result] | None) -> Row:
 
 def _promise(results: list[Result]) -> str | None:
     promises = [result.summary["privacy"] for result in results if result.summary.get("privacy")]
-    statement: str | None = max(promises, key=lambda one: float(one["epsilon"]))["statement"] if promises else None
-    return statement
+    return str(max(promises, key=lambda one: float(one["epsilon"]))["statement"]) if promises else None
 
 
 def _helped(result: Result, local: Result) -> tuple[float, float]:

@@ -312,12 +312,12 @@ def _network(config: Config, n: int, kept: Path | None) -> tuple[Network | None,
 
 def clip(config: Config, n: int) -> tuple[Config, list[str]]:
     """Nobody has more than n - 1 peers, or can reach more: settings that ask for more are lowered, with a notice."""
-    notices = []
-    others = config.peers.most(n)
-    method, most = config.method, max(1, others)  # alone, a client asks for one peer and gets none
+    notices, method, others = list[str](), config.method, config.peers.most(n)
+    most = max(1, others)  # alone, a client asks for one peer and gets none
+    has = f"only {others} peers: using {most}" if others else "no peer: it trains alone"
     for name, value in peer_counts(method).items():
         if value > most:
-            notices.append(f"method.{name} = {value}, but a client has only {others} peers: using {most}")
+            notices.append(f"method.{name} = {value}, but a client has {has}")
             method = dataclasses.replace(method, **{name: most})
     return dataclasses.replace(config, method=method), notices
 

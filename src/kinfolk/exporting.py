@@ -32,7 +32,7 @@ from kinfolk.runs.files import write_atomically
 from kinfolk.runs.folder import RunFolder
 
 KEY = "kinfolk"
-VERSION = 1
+VERSION = 2
 
 
 def export(
@@ -92,7 +92,7 @@ def read_model(path: str | Path) -> nn.Module:
         raise UserError(f"{path}: the net '{name}' is no row of known layers: make it, and load the tensors into it")
     module = build(about["net"])
     module.to(next(iter(numbers.values())).dtype).load_state_dict(numbers)
-    if about["inputs"].get("length_one"):
+    if about["inputs"]["length_one"]:
         module = nn.Sequential(Unit(about["inputs"]["projection"]), module)
     return module.eval()
 

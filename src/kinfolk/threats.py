@@ -66,7 +66,7 @@ def _rule(config: Config, n: int, attack: Plan | None) -> tuple[Rule | None, lis
     if name in WEIGHTLESS and (server or getattr(method, "weighs", False) or getattr(method, "choice", "") == "afind"):
         notices.append(f"aggregation.rule = {name} takes no weights: those of the method only say who takes part")
     if (why := getattr(method, "unruled", None)) is not None:
-        notices.append(f"aggregation.rule = {name} is what averagers apply: {why} lets everybody average for itself")
+        notices.append(f"aggregation.rule = {name} is what averagers apply: {why}")
     return rule, notices
 
 

@@ -111,7 +111,10 @@ class P4(Budget):
         """What no rule of a receiver protects from."""
         if not self.rotate_every or not self.proxy:
             return None
-        return "a member averages for its group in turn, and nobody judges what it hands out; method.rotate_every = 0"
+        return (
+            "a member averages for its group in turn, and nobody judges what it hands out; "
+            "with method.rotate_every = 0 everybody averages for itself"
+        )
 
     def _gaps(self) -> list[str]:
         return [GAP] if self.proxy and self.alpha else []

@@ -95,7 +95,7 @@ class PANM:
         said = cut_short(self.discover_rounds, rounds)
         if self.discover_rounds == 0:
             said.append("method.discover_rounds = 0: matching starts from random lists, without stage one")
-        if self.similarity == "loss" and self.alpha != 0.5:
+        if self.similarity == "loss" and self.alpha != PANM.alpha:
             said.append("method.alpha weighs the two parts of the gradient metric: similarity = loss has no use for it")
         return said
 

@@ -32,7 +32,8 @@ class Method(Protocol):
     `wrap(module, input_shape)`, what becomes of the user's net; `report(cohort, state)`, more for a row of metrics.
 
     For `[aggregation]`: `averages = False` if it averages no models, `weighs = True` if it weighs them, `only_mean`, a
-    text that says why no other rule than the mean will do.
+    text that says why no other rule than the mean will do, `unruled`, a text that says what no rule protects from. For
+    an exported model: `projection`, the directions that `arrange` projects samples onto (0: none).
     """
 
     def start(self, cohort: Cohort) -> Any:
