@@ -155,6 +155,16 @@ def test_literal_defect_b_the_sum_over_neighbors_selects_everybody_or_nobody() -
     assert aligned > 10 / 99  # nobody of 99 that are all alike
 
 
+def test_literal_defect_b_every_friend_lost_makes_the_next_one_easier_to_lose() -> None:
+    """So that a client ends with nearly everybody or with one, and tau says only how soon."""
+    for tau in (0.1, 0.5, 1.5):
+        fewer = [threshold([0.2] * count, tau, "literal") for count in (29, 20, 10, 5, 1)]
+        assert fewer == sorted(fewer)
+        assert fewer[0] < tau / 29 / 100  # hardly anybody is below it
+        assert fewer[-1] > tau / 3  # and one friend alone puts it where no second one can be for long
+    assert threshold([0.2] * 29) == pytest.approx(threshold([0.2]))  # ours does not know how many there are
+
+
 def test_literal_defect_c_tau_knows_nothing_of_how_many_peers_there_are() -> None:
     assert threshold([1.0] * 9, kind="literal", n=9) == threshold([1.0] * 9, kind="literal", n=1999)
     assert threshold([0.5] * 9, n=9) == pytest.approx(threshold([0.5] * 9, n=1998) * 222)

@@ -88,6 +88,18 @@ def test_noise_in_training_is_on_every_step_and_on_nothing_else(backbone: Any) -
     assert torch.equal(engine.shards[0].cohort.weights, before)
 
 
+def test_with_noise_the_printed_threshold_lets_everybody_in_however_loud_it_is() -> None:
+    """Why one row of Table 4 shows it for all levels."""
+    found = []
+    for noise in (2.0, 50.0):
+        settings = ["data.clients=20", "run.rounds=3", "method.preset=paper", "method.threshold=literal"]
+        result = kinfolk.run(read("afind/digits", settings, [f"method.noise={noise}"]), out=f"noise-{noise}")
+        met = read_graph(result.folder)
+        assert np.bincount(met.round).tolist() == [0, *[20 * 19] * 3]
+        found.append(result.weights())
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("where", ["proxy", "training"])
 def test_noise_is_never_reported_as_privacy(where: str) -> None:
     result = kinfolk.run(
@@ -104,10 +116,13 @@ def test_noise_is_never_reported_as_privacy(where: str) -> None:
     ("key", "value", "says"),
     [
         ("tau", 0.0, "greater than 0"),
+        ("tau", -0.5, "greater than 0"),
+        ("tau", math.nan, "finite"),
         ("gamma", 1.5, "at most 1"),
         ("gamma", -0.1, "at least 0"),
         ("nu", 0.0, "greater than 0"),
         ("temperature", 0.0, "greater than 0"),
+        ("temperature", -1.0, "greater than 0"),
         ("sim_memory", 1.0, "less than 1"),
         ("noise", -1.0, "at least 0"),
         ("noise_on", "weights", "'proxy' or 'training'"),
