@@ -17,9 +17,11 @@ from kinfolk.cohort.program import Derived, Explicit
 from kinfolk.kernels.blend import blend
 from kinfolk.kernels.convolution import Convolution
 from kinfolk.kernels.descent import descend
+from kinfolk.kernels.windows import DEAD as NOBODY
 from kinfolk.models import NETS
 from kinfolk.models.stack import Stack, stack_of
 
+DEAD = int(NOBODY.value)  # in winners: the ReLU cut the window off
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 M, B = 2, 3
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -34,7 +36,11 @@ def off(ours: Tensor, right: Tensor) -> float:
 
 
 def compare(conv: Convolution, first: bool, precision: str = "float32") -> dict[str, float]:
-    """Relative errors of a layer's output and gradients against autograd in float64."""
+    """Relative errors of a layer's output and gradients against autograd in float64.
+
+    Rounded factors turn a few maxima around, so gradients are compared along the pixels that our forward pass chose;
+    "choice" is how far these lie below the largest.
+    """
     shape = (conv.channels, conv.height, conv.width)
     data = randn(9, *shape, seed=1)
     index = torch.randint(9, (M, B + 2), generator=torch.Generator().manual_seed(2)).to(DEVICE)[:, :B]  # strided
@@ -42,24 +48,36 @@ def compare(conv: Convolution, first: bool, precision: str = "float32") -> dict[
     bias = randn(M, conv.filters + 5, seed=4)[:, : conv.filters]  # a view into rows, as in a matrix of models
     images = data[index].double().requires_grad_()
     exact = [weight.double().requires_grad_(), bias.double().requires_grad_()]
-    right = []
-    for i in range(M):
-        out = F.relu(F.conv2d(images[i], exact[0][i], exact[1][i], padding=conv.padding))
-        right.append(F.max_pool2d(out, conv.pool) if conv.pool > 1 else out)
-    expected = torch.stack(right).permute(0, 1, 3, 4, 2)
+    planes = torch.stack([F.conv2d(images[i], exact[0][i], exact[1][i], padding=conv.padding) for i in range(M)])
+    panes = _panes(planes, conv.pool)
+    expected = F.relu(panes.amax(dim=-1))
     grad = randn(*expected.shape, seed=5)
-    wanted = torch.autograd.grad(expected, [*exact, images], grad.double())
 
     x = conv.samples(data, precision) if conv.first else data[index].permute(0, 1, 3, 4, 2).contiguous()
     wide = conv.widened(weight, precision)
     out, winner = conv.forward(x, index, wide, bias, True, precision)
     assert winner is not None
     assert torch.equal(out, conv.forward(x, index, wide, bias, False, precision)[0])
+    alive = winner != DEAD
+    chosen = panes.gather(-1, winner.long().clamp(max=conv.pool**2 - 1)[..., None])[..., 0] * alive
+    wanted = torch.autograd.grad(chosen, [*exact, images], grad.double())
     dw, db, below = conv.backward(x, index, weight, wide, winner, grad, not conv.first, precision)
-    errors = {"out": off(out, expected.detach()), "weight": off(dw, wanted[0]), "bias": off(db, wanted[1])}
+    errors = {
+        "out": off(out, expected.detach()),
+        "choice": off(chosen.detach(), expected.detach()),
+        "weight": off(dw, wanted[0]),
+        "bias": off(db, wanted[1]),
+    }
     if below is not None:
         errors["inputs"] = off(below, wanted[2].permute(0, 1, 3, 4, 2))
     return errors
+
+
+def _panes(planes: Tensor, pool: int) -> Tensor:
+    """[m, b, O, H, W] -> [m, b, PH, PW, O, pool * pool]: what each window of pooling sees, row by row."""
+    high, wide = (side // pool for side in planes.shape[3:])
+    cut = planes[..., : high * pool, : wide * pool].unflatten(4, (wide, pool)).unflatten(3, (high, pool))
+    return cut.permute(0, 1, 3, 5, 2, 4, 6).flatten(5)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +106,12 @@ def test_a_convolution_and_its_gradients_are_those_of_autograd(
 
 @pytest.mark.parametrize(
     ("precision", "bound"),
-    [("tf32", 0.05), pytest.param("bf16", 0.2, marks=on_gpu)],  # the interpreter has no bf16
+    [("tf32", 2e-3), pytest.param("bf16", 1e-2, marks=on_gpu)],  # 2^-11 and 2^-9 a factor; the interpreter has no bf16
 )
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("first", [True, False])
 def test_rounded_factors_stay_within_their_bounds(precision: str, bound: float, kernel: int, first: bool) -> None:
-    """Outputs to the precision of the factors; gradients less, because rounding turns a few maxima around."""
     errors = compare(Convolution(3 if first else 32, 64, kernel, 0, 2, (8, 7), first), first, precision)
-    assert errors["out"] < bound / 10
     assert max(errors.values()) < bound, errors
 
 
