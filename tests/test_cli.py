@@ -20,7 +20,7 @@ from rich.console import Console
 
 import kinfolk
 from conftest import Command, Outcome, tiny_experiment
-from kinfolk import methods
+from kinfolk import cli, methods
 from kinfolk.experiment import read_result
 from kinfolk.progress import Reporter
 from kinfolk.runs.folder import RunFolder
@@ -348,3 +348,11 @@ def test_an_interrupted_comparison_says_how_to_go_on_with_all_of_it(
     assert set(ended.json["runs"]) == {"local", "random", "oracle"}
     assert "local seed 0" not in ended.err  # finished before
     assert "random seed 0: 2 rounds on cpu, runs/tiny/random-seed0, going on after round 1" in ended.err
+
+
+def test_a_tensor_that_no_machine_holds_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError) as failure:
+        torch.empty(2**50, dtype=torch.uint8)
+    with pytest.raises(SystemExit):
+        cli._known_failure(failure.value)
+    assert "out of memory: 1,048,576 GiB for one tensor" in capsys.readouterr().err

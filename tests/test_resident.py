@@ -1,5 +1,6 @@
 """Only the clients of a round in memory: the same run, in the memory of a few."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,8 @@ def test_a_visit_shares_the_samples_and_trains_like_the_whole() -> None:
 # -- memory ------------------------------------------------------------------------------------------------------
 
 MEMORY = """
-import resource, sys
-import torch
+import json, resource, sys
+import sklearn.cluster, torch
 from torch import nn
 from kinfolk import Federation, Training, engines
 from kinfolk.cohort.cohort import initial_model
@@ -206,25 +207,48 @@ from kinfolk.peers.faults import Faults
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+def net():
+    plain = nn.Sequential(nn.Linear(50, 2000), nn.ReLU(), nn.Linear(2000, 2))
+    return method.wrap(plain, (50,)) if hasattr(method, "wrap") else plain
+
 torch.set_num_threads(1)
-n = int(sys.argv[1])
+n, name, settings = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+method = find(name)(participation=10 / n, **settings)
 pair = (torch.randn(2, 50), torch.tensor([0, 1]))
 data = Federation.from_arrays([pair] * n, [pair] * n)
-net = lambda: initial_model(lambda: nn.Sequential(nn.Linear(50, 2000), nn.ReLU(), nn.Linear(2000, 2)), 0)
+data = method.arrange(data) if hasattr(method, "arrange") else data
 cohort = {"training": Training(epochs=1, batch_size=2), "seed": 0, "device": "cpu"}
 before = peak()
-parts = engines.Parts(data, net, find("fedavg")(participation=10 / n), Faults(), cohort, resident="round")
+parts = engines.Parts(data, lambda: initial_model(net, 0), method, Faults(), cohort, resident="round")
 engine = engines.InProcessEngine(parts)
 for t in range(1, 4):
     engine.step(t, True)
     engines.results(engine)
-assert engines.snapshot(engine)["shared/model"].numel() == 106_002
+assert engine.shards[0].lean
+assert engines.snapshot(engine)["shared/model"].numel() >= 106_002
 print(peak() - before)
 """
+FEDCG = {"domains": 2}
 
 
-def test_thousands_of_clients_run_in_the_memory_of_ten() -> None:
-    """Models of 4,000 clients would take 1.7 GB, several times over; ten take 4 MB."""
+@pytest.mark.parametrize(
+    ("n", "method", "settings", "room"),
+    [
+        (4000, "fedavg", {}, 100),
+        (4000, "fedcg", {**FEDCG, "preset": "paper"}, 100),
+        (4000, "fedcg", FEDCG, 100),  # 200 of them tell sums before the first round
+        pytest.param(1500, "fedcg", {**FEDCG, "source": "k-means"}, 200, marks=pytest.mark.slow),
+    ],
+)
+def test_thousands_of_clients_run_in_the_memory_of_ten(
+    n: int, method: str, settings: dict[str, Any], room: int
+) -> None:
+    """Models of 4,000 clients would take 1.7 GB and more, several times over; ten take 4 to 13 MB. room: in MiB.
+
+    For k-means, 1,500 clients train 13 at a time, and 512 numbers of each are kept.
+    """
     Path("memory.py").write_text(MEMORY, encoding="utf-8")
-    more = [int(finished("memory.py", n).out) for n in ("11", "4000")]
-    assert more[1] - more[0] < 100 * 2**20
+    ended = [finished("memory.py", clients, method, json.dumps(settings)) for clients in ("11", str(n))]
+    assert [each.code for each in ended] == [0, 0], ended[-1].err
+    few, many = (int(each.out) for each in ended)
+    assert many - few < room * 2**20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -261,3 +262,6 @@ def _known_failure(error: Exception) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         terminal.fail("the GPU is out of memory: train fewer clients at once (run.chunk=8), or use a smaller batch", 2)
+    if isinstance(error, RuntimeError) and (asked := re.search(r"allocate memory.*?(\d+) bytes", str(error))):
+        size = f"{int(asked[1]) / 2**30:,.0f} GiB for one tensor"
+        terminal.fail(f"out of memory: {size}; is a size of the model set too large?", 2)

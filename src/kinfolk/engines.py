@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kinfolk import visits
 from kinfolk.aggregation import Rule
 from kinfolk.aggregation.combiner import Combiner
 from kinfolk.cohort import judging, visit
@@ -31,7 +32,6 @@ from kinfolk.peers.faults import Faults
 from kinfolk.peers.inprocess import InProcess
 from kinfolk.peers.reach import Network
 from kinfolk.peers.sharded import Board, Stuck
-from kinfolk.peers.visit import returned, visiting
 
 MANY = 2**28  # numbers in all clients' models, 1 GiB of float32, beyond which only those of a round are kept
 
@@ -71,6 +71,7 @@ class Shard:
         self._places = cohort.ids.cpu()
         self.quarantined = torch.zeros_like(cohort.ids)
         self.mixed: list[tuple[int, list[Mixed]]] = []  # rounds whose edges have not been fetched yet
+        self.noted: list[tuple[int, Tensor]] = []  # and what the method has noted in them
         self.watching = watching
         watched = torch.tensor(watching.clients, dtype=torch.int64, device=cohort.device)
         self.watched = torch.nonzero(torch.isin(cohort.ids, watched)).flatten()  # rows
@@ -80,39 +81,23 @@ class Shard:
         faults = self.peers.faults
         absent = faults.away(self.cohort.seed, t, self.cohort.ids) if faults.absent else None
         self.cohort.begin(absent, evaluate, self._watch(t, evaluate), t)
-        if self.lean:
-            self._visit(t, absent, evaluate)
-            self.quarantined += self.cohort.round.quarantined
-            self.mixed.append((t, []))
-            return
         attack = self.peers.attack
         if attack is not None:
             attack.begin(self.cohort.weights)
-        self.state = self.method.step(t, self.cohort, self.state, self.peers)
+        if self.lean:
+            for take in (visits.asked, visits.stepped):
+                self.state = take(t, self.method, self.cohort, self.state, self.peers, self._places)
+        else:
+            if hasattr(self.method, "ask"):
+                self.state = self.method.ask(t, self.cohort, self.state, self.peers)
+            self.state = self.method.step(t, self.cohort, self.state, self.peers)
+        if hasattr(self.method, "notes"):
+            self.noted.append((t, self.method.notes(self.state)))
         self.quarantined += self.cohort.round.quarantined
         if attack is not None:
             attack.end(t, self.cohort.round.edges, self.peers.exchange)
             self.quarantined += attack.refused & ~self.cohort.round.quarantined
         self.mixed.append((t, self.cohort.round.edges))
-
-    def _visit(self, t: int, absent: Tensor | None, evaluate: bool) -> None:
-        """One round of the method with models for the clients that take part in it and for no others."""
-        cohort, peers = self.cohort, self.peers
-        drawn = self.method.visitors(t, cohort.seed, peers.n, torch.device("cpu"))
-        rows = torch.nonzero(torch.isin(self._places, drawn)).flatten()
-        here = rows.to(cohort.device, non_blocking=True)
-        if evaluate:
-            cohort.round.before_mixing = visit.evaluate(cohort, self.state.model, common=False).accuracy
-        guests = visit.visit(cohort, rows, here)
-        guests.begin(None if absent is None else absent[here], evaluate and rows.numel() > 0, None, t)
-        theirs = visiting(peers, guests, here)
-        state = self.method.step(t, guests, visit.rows_of(self.state, here), theirs)
-        self.state = visit.merged(self.state, state, here)
-        returned(peers, theirs, here)
-        cohort.round.quarantined[here] = guests.round.quarantined
-        if cohort.round.before_mixing is not None and guests.round.before_mixing is not None:
-            cohort.round.before_mixing[here] = guests.round.before_mixing
-        cohort.weights = self.state.model.expand(len(cohort), -1)
 
     def edges(self) -> list[tuple[int, Edges]]:
         """Who of this cohort mixed with whom, in each round since the last call.
@@ -193,6 +178,8 @@ class Shard:
             state: Any = self.state
             alike = state.model.expand(len(self.cohort), -1)
             self.cohort.weights = alike if self.lean else alike.clone()
+        if hasattr(self.method, "restored"):
+            self.method.restored(self.cohort, self.state)
 
 
 @dataclass(frozen=True)
@@ -327,6 +314,22 @@ def _joined(parts: list[Edges]) -> Edges:
     if not parts:
         return Edges.none()
     return Edges(*(np.concatenate(column) for column in zip(*((p.client, p.neighbor, p.weight) for p in parts))))
+
+
+def notes(engine: Engine) -> list[dict[str, Any]]:
+    """What the method has noted in each round since the last call, a row for each; [] if it notes nothing.
+
+    Notes are the same on all shards, and fetched for many rounds at a time like edges.
+    """
+    method, rounds = engine.shards[0].method, engine.shards[0].noted
+    for shard in engine.shards:
+        shard.noted = []
+    if not rounds:
+        return []
+    columns = method.noted(torch.stack([row for _, row in rounds]).cpu())
+    return [
+        {"round": t} | {name: float(column[i]) for name, column in columns.items()} for i, (t, _) in enumerate(rounds)
+    ]
 
 
 def seen(engine: Engine) -> dict[str, np.ndarray]:

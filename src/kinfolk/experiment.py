@@ -27,7 +27,7 @@ from kinfolk.models import Factory
 from kinfolk.peers.reach import Network
 from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder, free_path
-from kinfolk.settings import peer_counts
+from kinfolk.settings import among, peer_counts
 from kinfolk.stopping import interruptible
 from kinfolk.warmup import WarmUp
 
@@ -312,7 +312,7 @@ def _network(config: Config, n: int, kept: Path | None) -> tuple[Network | None,
 
 def clip(config: Config, n: int) -> tuple[Config, list[str]]:
     """Nobody has more than n - 1 peers, or can reach more: settings that ask for more are lowered, with a notice."""
-    notices, method, others = list[str](), config.method, config.peers.most(n)
+    notices, method, others = list[str](), among(config.method, n), config.peers.most(n)
     most = max(1, others)  # alone, a client asks for one peer and gets none
     has = f"only {others} peers: using {most}" if others else "no peer: it trains alone"
     for name, value in peer_counts(method).items():
@@ -386,7 +386,8 @@ def _rounds(
 
 
 def _fetch_edges(folder: RunFolder, engine: engines.Engine) -> metrics.Edges:
-    """Put down who mixed with whom in the rounds since the last time; the edges of the last of them."""
+    """Put down the rounds since the last time: what was noted, who mixed with whom; the edges of the last of them."""
+    folder.append_rounds(engines.notes(engine))
     last = metrics.Edges.none()
     for t, last in engines.edges(engine):
         folder.graph.add(t, last.client, last.neighbor, last.weight)
@@ -396,5 +397,4 @@ def _fetch_edges(folder: RunFolder, engine: engines.Engine) -> metrics.Edges:
 def _save(folder: RunFolder, config: Config, t: int, engine: engines.Engine, seconds: float) -> None:
     _fetch_edges(folder, engine)
     folder.graph.flush()
-    facts = {"config": config.identity(), "seconds": seconds}
-    checkpoint.save(folder.checkpoints, t, engines.snapshot(engine), facts)
+    checkpoint.save(folder.checkpoints, t, engines.snapshot(engine), {"config": config.identity(), "seconds": seconds})

@@ -69,6 +69,11 @@ def peer_counts(settings: Any) -> dict[str, int]:
     return found
 
 
+def among(settings: Any, n: int) -> Any:
+    """The settings as they are in a federation of n clients, where they depend on that; refuses what cannot be."""
+    return settings.among(n) if hasattr(settings, "among") else settings
+
+
 def describe(cls: type) -> list[tuple[str, str, str, str]]:
     """(name, type, default, help) of every setting of `cls`."""
     types = _hints(cls)

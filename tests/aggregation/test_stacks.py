@@ -1,8 +1,13 @@
-"""A thousand random stacks of vectors: our rules against NumPy, stack by stack, and against ByzFL if it is there."""
+"""A thousand random stacks of vectors: our rules against NumPy, what ByzFL found, and ByzFL if it is there."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,24 +85,65 @@ def test_a_thousand_stacks_come_out_as_in_numpy(name: str) -> None:
         np.testing.assert_allclose(ours(name, stacks, f), wanted, rtol=0, atol=1e-9)
 
 
-def byzfl_rule(byzfl: Any, name: str, f: int) -> Callable[[Stack], np.ndarray]:
-    made: dict[str, Callable[[], Any]] = {
-        "mean": lambda: byzfl.Average(), "median": lambda: byzfl.Median(), "trimmed-mean": lambda: byzfl.TrMean(f),
-        "krum": lambda: byzfl.Krum(f), "m-krum": lambda: byzfl.MultiKrum(f),
-        "clipping": lambda: byzfl.CenteredClipping(L=1, tau=RADIUS),
+# -- against ByzFL -----------------------------------------------------------------------------------------------
+
+
+def direction(number: int, d: int) -> np.ndarray:
+    """[d] of length one: along it results are compared with what was written down."""
+    vector = np.random.default_rng(1000 + number).standard_normal(d)
+    return np.asarray(vector / np.linalg.norm(vector))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_thousand_stacks_come_out_as_byzfl_found_them(name: str) -> None:
+    """What ByzFL gave is in byzfl.json: one number for each stack, its result along a random direction."""
+    written = json.loads(Path(__file__).with_name("byzfl.json").read_text(encoding="utf-8"))
+    for number in range(SHAPES):
+        stacks, f = drawn(number)
+        along = direction(number, stacks.shape[2])
+        assert np.allclose(stacks.mean(axis=1) @ along, written["mean"][number], atol=1e-8), "NumPy draws other stacks"
+        np.testing.assert_allclose(ours(name, stacks, f) @ along, written[name][number], rtol=0, atol=1e-6)
+
+
+def byzfl_result(name: str, stack: Stack, f: int) -> np.ndarray:
+    """By ByzFL's aggregators, without the rest of that package, which needs torchvision and more."""
+    found = importlib.util.find_spec("byzfl")
+    if found is None:
+        pytest.skip("ByzFL is not here: pip install --no-deps byzfl==0.0.11")
+    sys.modules.setdefault("byzfl", importlib.util.module_from_spec(found))  # the package, with nothing run of it
+    theirs = importlib.import_module("byzfl.aggregators")
+    rules: dict[str, Any] = {
+        "mean": theirs.Average(), "median": theirs.Median(), "trimmed-mean": theirs.TrMean(f), "krum": theirs.Krum(f),
+        "m-krum": theirs.MultiKrum(f), "clipping": theirs.CenteredClipping(L=1, tau=RADIUS),
     }  # fmt: skip
-    return lambda stack: np.asarray(made[name]()(stack))
+    return np.asarray(rules[name](stack))  # made anew each time: clipping remembers
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_thousand_stacks_come_out_as_in_byzfl(name: str) -> None:
-    byzfl = pytest.importorskip("byzfl", exc_type=ImportError)
     for number in range(SHAPES):
         stacks, f = drawn(number)
-        theirs = byzfl_rule(byzfl, name, f)
-        np.testing.assert_allclose(ours(name, stacks, f), [theirs(stack) for stack in stacks], rtol=0, atol=1e-6)
+        theirs = [byzfl_result(name, stack, f) for stack in stacks]
+        np.testing.assert_allclose(ours(name, stacks, f), theirs, rtol=0, atol=1e-6)
+
+
+def write_down() -> None:
+    """`python tests/aggregation/test_stacks.py` where ByzFL is installed: write byzfl.json anew."""
+    found: dict[str, Any] = {"byzfl": importlib.metadata.version("byzfl")}
+    for name in PLAIN:
+        found[name] = []
+        for number in range(SHAPES):
+            stacks, f = drawn(number)
+            along = direction(number, stacks.shape[2])
+            found[name].append([round(float(byzfl_result(name, stack, f) @ along), 9) for stack in stacks])
+    text = json.dumps(found, separators=(",", ":")).replace("],[", "],\n[")
+    Path(__file__).with_name("byzfl.json").write_text(text + "\n", encoding="utf-8")
 
 
 def test_the_comparison_can_fail() -> None:
     stacks, f = drawn(3)
     assert np.abs(ours("median", stacks, f) - np.stack([stack.mean(axis=0) for stack in stacks])).max() > 1e-3
+
+
+if __name__ == "__main__":
+    write_down()

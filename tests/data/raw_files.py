@@ -77,7 +77,7 @@ def shade(value: float) -> list[float]:
 def write_femnist(folder: Path) -> None:
     write_leaf(folder / "train" / "all_data_0.json", {"w2": ([shade(1.0)], [61])})
     write_leaf(folder / "train" / "all_data_1.json", {"w1": ([shade(0.0), shade(128 / 255)], [0, 5])})
-    write_leaf(folder / "test" / "all_data_0.json", {"w2": ([shade(3 / 255)], [7])})
+    write_leaf(folder / "test" / "all_data_0.json", {"w2": ([shade(3 / 255)], [7]), "w1": ([shade(0.0)], [3])})
 
 
 def write_celeba(folder: Path, counts: dict[str, int]) -> None:

@@ -23,7 +23,7 @@ def test_femnist_gives_bytes_with_white_at_255_and_one_number_per_writer(tmp_pat
     assert arrays["train_x"][:, 0, 0, 0].tolist() == [255, 0, 128]
     assert arrays["train_y"].tolist() == [61, 0, 5]
     assert arrays["train_user"].tolist() == [1, 0, 0]  # w1, w2 in order of name
-    assert arrays["test_user"].tolist() == [1]
+    assert arrays["test_user"].tolist() == [1, 0]
     assert arrays["test_x"].max() == 3
 
 
@@ -63,7 +63,13 @@ def test_femnist_files_with_wrong_contents_are_refused(tmp_path, users, words):
             "user 'a' is named twice",
         ),
         ('{"users": ["a"], "num_samples": [0], "user_data": {"a": {"x": [], "y": []}}}', "user 'a' has no samples"),
-        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [1]}}}', "there is no 'y'"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [1]}}}', "user 'a': there is no 'y'"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": [1]}}', "user 'a': there is no 'x'"),
+        (
+            '{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": "1", "y": [1]}}}',
+            "user 'a': 'x' is not a list",
+        ),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {}, "b": {}, "a": {}}}', "'a' is there twice"),
         ('{"users": 3, "num_samples": [1], "user_data": {}}', "bad.json"),
         ('{"users": [["a"]], "num_samples": [1], "user_data": {}}', "bad.json"),
     ],
@@ -75,6 +81,47 @@ def test_files_that_are_not_leaf_files_are_refused_by_name(tmp_path, text, words
     message = refusal(read_femnist, tmp_path)
     assert words in message
     assert str(bad) in message
+
+
+@pytest.mark.parametrize(("part", "other"), [("train", "test"), ("test", "train")])
+def test_where_users_have_samples_in_both_parts_a_lost_half_is_refused(tmp_path, part, other):
+    write_femnist(tmp_path)
+    lone = {"w0": ([shade(0.5)], [1]), "w3": ([shade(0.5)], [1])}
+    write_leaf(tmp_path / part / "all_data_2.json", lone)
+    message = refusal(read_femnist, tmp_path)
+    assert f"{tmp_path / part / 'all_data_2.json'}: user 'w0' is not in {other} (2 such users)" in message
+    assert f"a file is missing in {other}" in message
+    assert "\n" not in message
+
+
+def test_parts_that_have_no_user_in_common_are_a_split_by_user(tmp_path):
+    write_leaf(tmp_path / "train" / "a.json", {"w2": ([shade(0.0)] * 2, [1, 2]), "w0": ([shade(0.0)], [3])})
+    write_leaf(tmp_path / "test" / "a.json", {"w1": ([shade(0.0)], [4])})
+    arrays = read_femnist(tmp_path)
+    assert arrays["train_user"].tolist() == [2, 2, 0]
+    assert arrays["test_user"].tolist() == [1]
+
+
+def test_a_part_in_which_nobody_is_is_refused(tmp_path):
+    write_femnist(tmp_path)
+    for file in (tmp_path / "test").iterdir():
+        write_leaf(file, {})
+    message = refusal(read_femnist, tmp_path)
+    assert (
+        f"{tmp_path / 'test' / 'all_data_0.json'}: there are no users in it, nor in any other file of test" == message
+    )
+
+
+def test_a_file_without_users_beside_others_is_read(tmp_path):
+    write_femnist(tmp_path)
+    write_leaf(tmp_path / "test" / "empty.json", {})
+    assert read_femnist(tmp_path)["test_user"].tolist() == [1, 0]
+
+
+def test_celebas_lost_halves_are_refused_though_the_user_has_too_few_pictures(tmp_path):
+    write_celeba(tmp_path, {"9": 5, "7": 6})
+    write_leaf(tmp_path / "train" / "more.json", {"10": (["9-0.png"], [1])})
+    assert "user '10' is not in test (1 such users)" in refusal(read_celeba, tmp_path)
 
 
 def test_a_user_in_two_files_of_one_part_is_refused(tmp_path):

@@ -1,14 +1,30 @@
 """Shards and alpha: pooled, disjoint, 80/20 inside each client."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.data.partition import Alpha, Labels, Shards, Split, class_counts, constant_predictor_line
+import kinfolk
+from conftest import Command, tiny_experiment
+from kinfolk.data.partition import (
+    Alpha,
+    Labels,
+    Shards,
+    Split,
+    class_counts,
+    constant_predictor_line,
+    tuning_clients,
+)
 from kinfolk.data.partition.dealing import apportion, deal, deal_pooled
 from kinfolk.data.partition.tasks import _shard_counts
 from kinfolk.errors import UserError
+from kinfolk.settings import build
 
 
 def stocked(train: list[int], test: list[int]) -> Labels:
@@ -191,3 +207,67 @@ def test_alpha_refuses_what_it_cannot_do() -> None:
         Alpha().divide(EVEN, 100, 80, 20, seed=0)
     with pytest.raises(UserError, match="12 samples for 7 clients: each needs 2, to train and to test"):
         Alpha().divide(stocked([5, 5], [1, 1]), 7, None, None, seed=0)
+
+
+@pytest.mark.parametrize("kind", [Shards, Alpha])
+def test_tuning_clients_and_the_rest_are_the_whole_federation_and_share_no_sample(kind) -> None:
+    whole = kind().divide(EVEN, 25, 160, 40, seed=3)
+    some = kind(part="tuning").divide(EVEN, 5, 160, 40, seed=3)
+    rest = kind(part="rest").divide(EVEN, 20, 160, 40, seed=3)
+    chosen = tuning_clients(25, seed=3)
+    others = [row for row in range(25) if row not in chosen]
+    for part, rows in ((some, chosen), (rest, others)):
+        for found, all_of_them in ((part.train, whole.train), (part.test, whole.test)):
+            assert [one.tolist() for one in found] == [all_of_them[row].tolist() for row in rows]
+        if kind is Alpha:
+            assert part.clusters.tolist() == [row % 10 for row in rows]
+    assert not np.intersect1d(everything(some), everything(rest)).size
+    assert some.notes == [*whole.notes, "these 5 of 25 clients are for choosing settings"]
+    assert rest.notes[-1] == "these 20 of 25 clients are left when a fifth is kept for choosing settings"
+
+
+@pytest.mark.parametrize("kind", [Shards(4, part="rest"), Alpha(0.5, part="rest")], ids=["shards", "alpha"])
+def test_a_client_of_the_rest_is_like_a_client_of_a_federation_without_tuning_clients(kind) -> None:
+    """P4's sizes, CIFAR-10's stock: as many records, and as many of the main class or of every held class."""
+    cifar10 = stocked([5000] * 10, [1000] * 10)
+    rest = kind.divide(cifar10, 208, 160, 40, seed=0)
+    alone = replace(kind, part=None).divide(cifar10, 208, 160, 40, seed=0)
+    found, expected = (np.sort(totals(split, cifar10), axis=1) for split in (rest, alone))
+    assert (found.sum(1) == 200).all()
+    if isinstance(kind, Shards):
+        assert np.array_equal(found, expected)
+    else:
+        assert found[:, -1].mean() == pytest.approx(expected[:, -1].mean(), abs=1)
+        assert found[:, -1].std() == pytest.approx(expected[:, -1].std(), rel=0.2)
+
+
+def test_parts_that_cannot_be_had_say_of_how_many() -> None:
+    with pytest.raises(UserError, match=r"data.clients = 6: split.part = 'rest' is four fifths .* a multiple of 4"):
+        Alpha(part="rest").divide(EVEN, 6, 160, 40, seed=0)
+    with pytest.raises(UserError, match=r"40 clients × 200 samples .* \(split.part = 'tuning': 8 of 40 clients\)"):
+        Alpha(part="tuning").divide(EVEN, 8, 160, 40, seed=0)
+    with pytest.raises(UserError, match=r"'data.split.part' = 'test': input should be 'tuning' or 'rest'"):
+        build(Alpha, {"part": "test"}, "data.split")
+
+
+def test_an_experiment_of_tuning_clients_has_so_many_in_whatever_engine() -> None:
+    split = {"kind": "alpha", "part": "tuning"}
+    sections = {"data": {"clients": 4, "train": 20, "test": 5, "split": split}, "run": {"rounds": 2}}
+    one = kinfolk.run(tiny_experiment(**sections), out="one")
+    several = {**sections, "run": {"rounds": 2, "engine": "sharded", "shards": 3}}
+    many = kinfolk.run(tiny_experiment(**several), out="many")
+    assert len(one.clients) == 4
+    assert [row["cluster"] for row in one.clients] == [row["cluster"] for row in many.clients]
+    assert (one.weights() - many.weights()).abs().max() < 1e-5
+    rest = kinfolk.config.read(tiny_experiment(data={**sections["data"], "split": {**split, "part": "rest"}}))
+    assert rest.about() != one.config.about()  # accounts of the ones are not those of the others
+    whole = kinfolk.config.read(tiny_experiment(data={"split": {"kind": "alpha"}}))
+    assert "part" not in whole.sections()["data"]["split"]  # runs from before there were parts are found
+
+
+def test_the_command_shows_the_clients_of_a_part(command: Command) -> None:
+    Path("tiny.toml").write_text(tomli_w.dumps(tiny_experiment(data={"clients": 4, "train": 20, "test": 5})))
+    shown = command("data", "split", "tiny.toml", "data.split.kind=shards", "data.split.part=tuning", "--json")
+    found = json.loads(shown.out)
+    assert found["clients"] == len(found["train"]) == 4
+    assert found["notes"][-1] == "these 4 of 20 clients are for choosing settings"

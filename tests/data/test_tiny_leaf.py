@@ -101,6 +101,25 @@ def test_from_files_to_people_never_seen(name: str, root: Path, command: Command
     assert read_model("model.safetensors").domains == 4
 
 
+def test_parts_divided_by_user_are_read_and_trained_on(root: Path, command: Command) -> None:
+    for number, file in enumerate(sorted((root / "femnist").glob("*/*.json"))):
+        keep = [f"f{user:04d}_{user:02d}" for user in ([4], [5], [0, 1], [2, 3])[number]]
+
+        def only(document: dict[str, Any], keep: list[str] = keep) -> None:
+            spare = next(iter(document["user_data"].values()))
+            document["user_data"] = {name: document["user_data"].get(name, spare) for name in keep}
+            document["users"] = keep
+            document["num_samples"] = [len(own["y"]) for own in document["user_data"].values()]
+
+        changed(file, only)
+    data = catalog.load("femnist")
+    assert np.unique(data.train.user).tolist() == [0, 1, 2, 3]
+    assert np.unique(data.test.user).tolist() == [4, 5]
+    sizes = ["data.clients=3", "data.new_clients=2", "method.participation=0.6", "run.rounds=1"]
+    ended = command("run", "fedcg/femnist", *sizes, *SMALL["femnist"], "--out", "run", "--json")
+    assert ended.code == 0, ended.err
+
+
 def test_faces_know_their_traits_wherever_they_are_held(root: Path) -> None:
     data = load_federation(read("fedcg/celeba", ["data.clients=3", "data.new_clients=2"]))
     assert 5 < data.domains <= 32
@@ -146,9 +165,19 @@ def no_folder(root: Path) -> None:
     (root / "femnist" / "test").rename(root / "test")
 
 
+def one_file(root: Path) -> None:
+    first(root, "femnist").unlink()
+
+
+def miscounted(root: Path) -> None:
+    changed(first(root, "femnist"), lambda document: document["num_samples"].__setitem__(2, 99))
+
+
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
+        (one_file, "user 'f0000_00' is not in train (3 such users), though others are in both parts"),
+        (miscounted, "user 'f0002_02' has 18 x and 18 y, num_samples says 99"),
         (cut, "not JSON, or cut off"),
         (unnamed, "is in 'user_data' but not in 'users' (1 such users)"),
         (unknown, "user 'stranger' is in 'users' but not in 'user_data'"),

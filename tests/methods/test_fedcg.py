@@ -30,7 +30,9 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
 
 
-def engine_of(momentum: float = 0.5, faults: Faults | None = None, resident: str = "all", **settings: Any) -> Any:
+def engine_of(
+    momentum: float = 0.5, faults: Faults | None = None, resident: str = "all", shards: int = 1, **settings: Any
+) -> Any:
     method = find("fedcg")(**{"preset": "paper", "domains": 3, "student_lr": 0.05, **settings})
     training = Training(epochs=2, batch_size=5, lr=0.1, momentum=momentum, weight_decay=0.01)
     cohort = {"training": training, "seed": 4, "device": "cpu", "precision": "float64"}
@@ -39,7 +41,7 @@ def engine_of(momentum: float = 0.5, faults: Faults | None = None, resident: str
         data, lambda: initial_model(lambda: method.wrap(net(), SHAPE), 4), method, faults or Faults(), cohort,
         resident=resident,
     )  # fmt: skip
-    return engines.InProcessEngine(parts)
+    return engines.InProcessEngine(parts) if shards == 1 else engines.ShardedEngine(parts, shards)
 
 
 def run(engine: Any, rounds: int) -> Tensor:
@@ -110,6 +112,59 @@ def test_a_round_is_a_loop_over_clients(settings: dict[str, Any]) -> None:
         everything = torch.cat([domain for _, domain in found])
         shares = torch.bincount(everything, minlength=3) / everything.numel()
         torch.testing.assert_close(shard.state.occupancy, shares.double())
+
+
+class Residual(nn.Module):
+    """What one domain comes down to, written out: common filters and lambda times a second set of them."""
+
+    def __init__(self, first: nn.Sequential, rows: Tensor, share: Tensor) -> None:
+        super().__init__()
+        self.conv, self.head = copy.deepcopy(first[0]), copy.deepcopy(first[-1])
+        self.branch = copy.deepcopy(first[0])
+        self.branch.weight.data = rows[:, :-1].reshape(self.branch.weight.shape).clone()
+        self.branch.bias.data = rows[:, -1].clone()
+        self.share = nn.Parameter(share.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.conv(x) + self.share * self.branch(x)).relu().flatten(1))
+
+
+@pytest.mark.parametrize("source", ["sums", "classifier", "k-means"])
+def test_with_one_domain_it_is_fedavg_of_the_plain_residual_net(source: str) -> None:
+    engine = engine_of(domains=1, preset="robust", source=source, project=False, participation=0.5)
+    shard = engine.shards[0]
+    settings, part = shard.cohort.training, shard.cohort.data.train
+    for t in (1, 2):
+        before = loaded(shard.cohort, shard.state.model).net
+        engine.step(t, False)
+        drawn = shard.method.visitors(t, 4, 6, torch.device("cpu")).tolist()
+        layer = before.layers[0]
+        first = nn.Sequential(layer.common, before.layers[-1])
+        models = []
+        for i in drawn:
+            plain = Residual(first, layer.rows.detach()[0], layer.share.detach())
+            learner = torch.optim.SGD(
+                plain.parameters(), settings.rate(t), settings.momentum, weight_decay=settings.weight_decay
+            )
+            for index in batches_of(shard.cohort, i, t, "batch"):
+                learner.zero_grad()
+                F.cross_entropy(plain(part.x[index, :16].view(-1, *SHAPE)), part.y[index]).backward()
+                learner.step()
+            models.append(dict(plain.named_parameters()))
+        sizes = torch.tensor([SIZES[i] for i in drawn]).double()
+        shares = sizes / sizes.sum()
+        mean = {name: sum(s * m[name].detach() for s, m in zip(shares, models)) for name in models[0]}
+        after = loaded(shard.cohort, shard.state.model).net
+        now = after.layers[0]
+        branch = torch.cat([mean["branch.weight"].flatten(1), mean["branch.bias"][:, None]], dim=1)
+        for found, expected in (
+            (now.common.weight, mean["conv.weight"]),
+            (now.rows[0], branch),
+            (now.share, mean["share"]),
+            (after.layers[-1].weight, mean["head.weight"]),
+        ):
+            torch.testing.assert_close(found.detach(), expected, rtol=1e-10, atol=1e-12)
+        assert shard.state.occupancy.tolist() == [1.0]
 
 
 def test_teacher_and_graph_follow_their_schedule() -> None:

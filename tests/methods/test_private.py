@@ -327,6 +327,7 @@ def test_a_loss_that_is_not_finite_puts_a_client_into_quarantine() -> None:
         ({"epsilon": -1.0}, "'method.epsilon' = -1.0: must be greater than 0"),
         ({"clip": 0.0}, "'method.clip' = 0.0: must be greater than 0"),
         ({"delta": 0.2}, "delta = 0.2 is more than 1/20 for a client with 20 records"),
+        ({"delta": 0.05001}, "delta = 0.05001 is more than 1/20 for a client with 20 records"),
         ({"delta": 1.0}, "'method.delta' = 1.0: must be less than 1"),
         ({"sample_rate": 0.5, "sampling": "none"}, "sample_rate = 0.5 needs a way of sampling"),
         ({"sample_rate": 0.5, "sampling": "poisson", "noise": "rdp"}, "take noise = 'calibrated'"),
@@ -338,6 +339,12 @@ def test_a_budget_that_promises_nothing_is_refused(settings: dict[str, Any], mes
         run("a", **settings)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_delta_of_one_over_the_records_is_allowed_and_what_is_taken_if_none_is_given() -> None:
+    named, by_default = (run(out, **settings) for out, settings in (("a", {"delta": 0.05}), ("b", {})))
+    assert named.summary["privacy"]["delta"] == by_default.summary["privacy"]["delta"] == 0.05
+    assert torch.equal(named.weights(), by_default.weights())
 
 
 def test_batch_norm_is_refused() -> None:

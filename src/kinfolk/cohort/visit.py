@@ -22,11 +22,14 @@ from kinfolk.data.federation import Part
 WIDTH = 1024  # samples at a time
 
 
-def visit(cohort: Cohort, rows: Tensor, here: Tensor) -> Cohort:
-    """The cohort of the clients in these rows [k], given on the CPU and on the cohort's device. No sample is copied."""
+def visit(cohort: Cohort, rows: Tensor, here: Tensor, models: bool = True) -> Cohort:
+    """The cohort of the clients in these rows [k], given on the CPU and on the cohort's device. No sample is copied.
+
+    models: whether they have rows of `weights` of their own; else all see one, and it must not matter which.
+    """
     guests = copy.copy(cohort)
     guests.ids = cohort.ids[here]
-    guests.weights = cohort.weights[here]
+    guests.weights = cohort.weights[here] if models else cohort.weights[:1].expand(rows.numel(), -1)
     train, test = (_some(part, rows, here) for part in (cohort.data.train, cohort.data.test))
     clusters = None if cohort.data.clusters is None else cohort.data.clusters[rows]
     guests.data = replace(cohort.data, train=train, test=test, clusters=clusters)

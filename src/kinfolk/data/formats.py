@@ -278,9 +278,11 @@ def read_image(path: Path, size: tuple[int, int] | None = None) -> Array:
 def read_json(path: Path, convert: Callable[[Any], T]) -> T:
     """The JSON document in `path` through `convert`, whose ValueError or KeyError says why not."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes(), object_pairs_hook=_each_once)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON, or cut off: {error}") from error
     try:
@@ -289,6 +291,15 @@ def read_json(path: Path, convert: Callable[[Any], T]) -> T:
         raise UserError(f"{path}: there is no {error}") from error
     except (ValueError, TypeError, OverflowError) as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a name that is there twice JSON would keep the last without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise UserError(f"'{next(name for name in names if names.count(name) > 1)}' is there twice in one object")
+    return found
 
 
 def _label_list(document: Any) -> Array:

@@ -4,6 +4,9 @@ Caldas et al., "LEAF: a benchmark for federated settings", 2018. A folder holds 
 as LEAF's preprocess.sh leaves them; each file is
 {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
 User numbers are positions in the sorted list of the user names of both parts: a user of both has one number.
+
+LEAF divides by sample, when every user is in both parts, or by user, when none is. Anything between means that files
+are missing.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +26,7 @@ CELEBA_TRAITS = ("Attractive", "Heavy_Makeup", "High_Cheekbones", "Mouth_Slightl
 
 _User = tuple[Any, Array]  # x as `convert` made it, y [N] int64
 _Part = dict[str, _User]
+_Files = dict[str, tuple[_User, Path]]  # with the file that each user is in
 
 
 def read_femnist(folder: Path) -> Arrays:
@@ -31,7 +35,7 @@ def read_femnist(folder: Path) -> Arrays:
     The files hold 784 numbers in [0, 1] with white = 1. They were made from bytes, so rounding to 1/255 gives
     the original pixels back, at a quarter of the memory.
     """
-    parts = {part: _read_part(folder, part, _femnist_pixels, FEMNIST_CLASSES) for part in PARTS}
+    parts = _read_parts(folder, _femnist_pixels, FEMNIST_CLASSES)
     numbers = _numbers(parts.values())
     arrays: Arrays = {}
     for part, users in parts.items():
@@ -60,7 +64,7 @@ def read_celeba(folder: Path, least: int = CELEBA_LEAST) -> Arrays:
     images = next((path for path in (folder / "raw" / "img_align_celeba", folder / "raw") if path.is_dir()), None)
     if images is None:
         raise UserError(f"{folder}: there is no raw/img_align_celeba folder with CelebA's images")
-    parts = {part: _read_part(folder, part, _file_names, 2) for part in PARTS}
+    parts = _read_parts(folder, _file_names, 2)
     counts: dict[str, int] = {}
     for users in parts.values():
         for user, (x, _) in users.items():
@@ -104,16 +108,36 @@ def _file_names(x: Sequence[Any]) -> list[str]:
     return list(x)
 
 
-def _read_part(folder: Path, part: str, convert: Callable[[Sequence[Any]], Any], classes: int) -> _Part:
+def _read_parts(folder: Path, convert: Callable[[Sequence[Any]], Any], classes: int) -> dict[str, _Part]:
+    found = {part: _read_part(folder, part, convert, classes) for part in PARTS}
+    train, test = found.values()
+    if not train.keys().isdisjoint(test):
+        _refuse_halves(train, test, "test")
+        _refuse_halves(test, train, "train")
+    return {part: {user: own for user, (own, _) in users.items()} for part, users in found.items()}
+
+
+def _refuse_halves(here: _Files, there: _Files, other: str) -> None:
+    """Where samples are divided, each user has some in both parts."""
+    if lost := sorted(here.keys() - there.keys()):
+        raise UserError(
+            f"{here[lost[0]][1]}: user '{lost[0]}' is not in {other} ({len(lost)} such users), though others are in "
+            f"both parts: a file is missing in {other}, or the two were not prepared together"
+        )
+
+
+def _read_part(folder: Path, part: str, convert: Callable[[Sequence[Any]], Any], classes: int) -> _Files:
     files = sorted((folder / part).glob("*.json"))
     if not files:
         raise UserError(f"{folder / part}: there are no LEAF files (*.json)")
-    users: _Part = {}
+    users: _Files = {}
     for file in files:
         new = read_json(file, lambda document: _read_users(document, convert, classes))
         if twice := sorted(users.keys() & new.keys()):
             raise UserError(f"{file}: user '{twice[0]}' is already in another file of {part} ({len(twice)} such users)")
-        users.update(new)
+        users.update({user: (own, file) for user, own in new.items()})
+    if not users:
+        raise UserError(f"{files[0]}: there are no users in it, nor in any other file of {part}")
     return users
 
 
@@ -126,8 +150,7 @@ def _read_users(document: Any, convert: Callable[[Sequence[Any]], Any], classes:
     _check_names(names, data)
     users: _Part = {}
     for name, size in zip(names, sizes):
-        own = data[name]
-        x, y = own["x"], own["y"]
+        x, y = _samples(name, data[name])
         if not len(y):
             raise ValueError(f"user '{name}' has no samples: take the user out of the file, or prepare the data again")
         if not len(x) == len(y) == size:
@@ -139,6 +162,16 @@ def _read_users(document: Any, convert: Callable[[Sequence[Any]], Any], classes:
         except (ValueError, TypeError) as error:
             raise ValueError(f"user '{name}': {error}") from error
     return users
+
+
+def _samples(name: str, own: Any) -> tuple[list[Any], list[Any]]:
+    """x and y of a user."""
+    for key in ("x", "y"):
+        if not isinstance(own, dict) or key not in own:
+            raise ValueError(f"user '{name}': there is no '{key}'")
+        if not isinstance(own[key], list):
+            raise ValueError(f"user '{name}': '{key}' is not a list")
+    return own["x"], own["y"]
 
 
 def _check_names(names: Any, data: Any) -> None:

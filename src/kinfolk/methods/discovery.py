@@ -52,10 +52,12 @@ class Sight:
         """Sums over all clients everywhere of what each has summed up, values [k, ...] -> [...]."""
         sizes = [value.shape[1:].numel() for value in values]
         flat = torch.cat([value.reshape(-1, size) for value, size in zip(values, sizes)], dim=1)
-        everybody = flat.new_zeros(self.clients, flat.shape[1])
         asked = flat.new_zeros(self.clients)
-        everybody[self.rows], asked[self.rows] = flat, 1.0
-        found = self.peers.total(self.t, everybody, asked, transfers=0)
+        asked[self.rows] = 1.0
+        if len(flat) < self.clients:
+            everybody = flat.new_zeros(self.clients, flat.shape[1])
+            everybody[self.rows], flat = flat, everybody
+        found = self.peers.total(self.t, flat, asked, transfers=0)
         return [piece.view(value.shape[1:]) for piece, value in zip(torch.split(found, sizes), values)]
 
 

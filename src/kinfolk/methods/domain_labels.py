@@ -10,16 +10,18 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.functional import pad
 
 from kinfolk import randomness
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.newcomers import Outsiders, tested
+from kinfolk.cohort.visit import visit
 from kinfolk.data.federation import Part
 from kinfolk.matching.lists import look_up
 from kinfolk.methods import discovery
@@ -31,6 +33,9 @@ from kinfolk.peers.base import Peers
 AT_ONCE = 1024  # samples that are looked at
 CLIENTS_AT_ONCE = 64
 RESTARTS = 10  # of k-means
+NUMBERS, FEWEST = 2**22, 8  # in the models of clients that train at a time, or so many clients
+WHOLE = 2**24  # numbers in all clients' models up to which k-means has them whole, though few may be in memory
+SKETCH = 512  # numbers that stand for a client's model beyond that
 
 
 def write(x: Tensor, index: Tensor, omega: Tensor) -> None:
@@ -120,13 +125,15 @@ def _looks(cohort: Cohort, index: Tensor) -> Tensor:
 
 
 def grouped(
-    t: int, cohort: Cohort, peers: Peers, part: slice, domains: int, own: Tensor, centers: Tensor
+    t: int, cohort: Cohort, peers: Peers, part: slice, domains: int, own: Tensor, centers: Tensor, few: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Every client trains one epoch from the common start; k-means on the results: (domain [m], centers [D, q]).
 
-    As they were before, own [m] and centers, where fewer than D clients are heard.
+    As they were before, own [m] and centers, where fewer than D clients are heard. few: a few clients train at a time,
+    and where all models together would be large their sketches are compared.
     """
-    trained = _trained(t, cohort, part)
+    large = peers.n * (part.stop - part.start) > WHOLE
+    trained = _by_turns(t, cohort, part, sketched=large) if few else _trained(t, cohort, part)
     ids, models, _ = peers.gather(t, trained)
     if ids.numel() < domains:
         return own, centers
@@ -139,10 +146,12 @@ def k_means(points: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     from sklearn.cluster import KMeans  # slow to import, and few runs need it
     from sklearn.exceptions import ConvergenceWarning
 
-    search = KMeans(count, n_init=RESTARTS, random_state=randomness.torch_seed(seed, "domains") % 2**32)
+    settings = {"n_init": RESTARTS, "random_state": randomness.torch_seed(seed, "domains") % 2**32}
+    search = KMeans(count, copy_x=False, **settings)
+    own = points.to("cpu", torch.float64, copy=True).numpy()  # one copy of as many points as there are clients
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than centers
-        labels = search.fit(points.cpu().double().numpy()).labels_.tolist()
+        labels = search.fit(own).labels_.tolist()
     first = list(dict.fromkeys([*labels, *range(count)]))
     place = {label: number for number, label in enumerate(first)}
     centers = torch.as_tensor(search.cluster_centers_[first])
@@ -156,6 +165,47 @@ def _trained(t: int, cohort: Cohort, part: slice) -> Tensor:
     return models[:, part].contiguous()
 
 
+def _by_turns(t: int, cohort: Cohort, part: slice, sketched: bool) -> Tensor:
+    """As `_trained`, with models for a few clients at a time; sketched: [m, SKETCH] where q is more than that."""
+    at_once = max(FEWEST, NUMBERS // cohort.layout.size)
+    sketch = Sketch.of(part.stop - part.start, cohort.seed, cohort.device) if sketched else None
+    found = []
+    for rows in torch.split(torch.arange(len(cohort)), at_once):
+        here = rows.to(cohort.device)
+        guests = visit(cohort, rows, here, models=False)
+        guests.begin(cohort.round.absent[here], t=t)
+        trained = _trained(t, guests, part)
+        cohort.round.quarantined[here] |= guests.round.quarantined
+        found.append(trained if sketch is None else sketch(trained))
+    return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Rows [k, q] as rows [k, SKETCH] that are about as far from each other.
+
+    Columns get a random order and random signs and are added up in heaps of equal size. The square of a distance stays
+    what it is in the mean over such orders and signs, give or take a share of sqrt(2 / SKETCH), 6 %, or less.
+    """
+
+    order: Tensor  # [q]
+    sign: Tensor  # [q] 1 or -1
+
+    @classmethod
+    def of(cls, width: int, seed: int, device: torch.device) -> Sketch | None:
+        """None: rows are short enough as they are."""
+        if width <= SKETCH:
+            return None
+        place, server = torch.arange(width, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        order = randomness.bits(seed, "sketch", 0, server, place).argsort(stable=True)
+        return cls(order, 1 - 2 * (randomness.bits(seed, "sketch/sign", 0, server, place) & 1))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        mixed = rows[:, self.order] * self.sign.to(rows.dtype)
+        heaps = pad(mixed, (0, -mixed.shape[1] % SKETCH)).view(len(rows), SKETCH, -1)
+        return heaps.sum(dim=2, dtype=torch.float64).to(rows.dtype)
+
+
 def write_clients(cohort: Cohort, own: Tensor, domains: int) -> None:
     """All samples of each client get its own [m] domain, -1 for none."""
     for part, x in ((cohort.data.train, cohort.train_x), (cohort.data.test, cohort.test_x)):
@@ -167,7 +217,7 @@ def write_clients(cohort: Cohort, own: Tensor, domains: int) -> None:
 def meet(cohort: Cohort, model: Tensor, part: Part, columns: slice, centers: Tensor) -> Outsiders:
     """The model [d] on clients that never train: each trains an epoch on its own, labels and all, to find its domain.
 
-    That is the nearest of the centers [D, q]. part: their samples, as rows.
+    That is the nearest of the centers [D, q], or [D, SKETCH] of sketches. part: their samples, as rows.
     """
     if not centers.numel():
         return tested(cohort, model, part)
@@ -178,6 +228,7 @@ def meet(cohort: Cohort, model: Tensor, part: Part, columns: slice, centers: Ten
     guests.train_x = guests.test_x = cohort.program.samples(rows.x)
     guests._replay = None
     guests.begin()
-    nearest = torch.cdist(_trained(1, guests, columns).double(), centers.double()).argmin(dim=1)
+    sketched = centers.shape[1] < columns.stop - columns.start
+    nearest = torch.cdist(_by_turns(1, guests, columns, sketched).double(), centers.double()).argmin(dim=1)
     write_clients(guests, nearest, centers.shape[0])
     return tested(cohort, model, replace(part, x=guests.train_x))

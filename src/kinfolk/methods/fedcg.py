@@ -15,6 +15,7 @@ are not cut off at zero; every domain keeps to itself in the graph.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -33,7 +34,7 @@ from kinfolk.methods import domain_labels, domain_report
 from kinfolk.methods.fedavg import FedAvg
 from kinfolk.methods.registry import register, shared
 from kinfolk.models.bundle import Bundle
-from kinfolk.models.domains import DomainNet, Sharing, adjacency, first_adjacency
+from kinfolk.models.domains import DomainNet, Sharing, adjacency, evenness, first_adjacency
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
 
@@ -49,7 +50,7 @@ class State:
     own: Tensor  # [m] the domain of all of a client's samples where domains are clients' (source k-means), else -1
     model: Tensor = shared()  # [d] graph, net, student and teacher, one behind another
     occupancy: Tensor = shared()  # [D] share of the last round's training samples in each domain
-    centers: Tensor = shared()  # [D, q] of k-means; [0, q] without, or before
+    centers: Tensor = shared()  # [D, q] of k-means, or of sketches [D, s]; [0, q] without, or before
 
 
 @dataclass(frozen=True)
@@ -138,15 +139,24 @@ class FedCG(Sharing):
         return cost.fedavg(rounds, FedAvg(self.participation).count(n) / n)
 
     def visitors(self, t: int, seed: int, n: int, device: torch.device) -> Tensor | None:
-        """[k] ids of those of n clients that train in round t, or tell sums before it; None: all."""
-        drawn = None if self.by_clients else FedAvg(self.participation).visitors(t, seed, n, device)
-        if drawn is None or t > 1 or not self._looks(t):
+        """[k] ids of those of n clients that train in round t; None: all."""
+        return FedAvg(self.participation).visitors(t, seed, n, device)
+
+    def asked(self, t: int, state: State, seed: int, n: int, device: torch.device) -> Tensor | None:
+        """[k] ids of those of n clients that `ask` needs before round t; None: all."""
+        if self.by_clients and not len(state.centers):
+            return None
+        if not self._looks(t):
+            return torch.zeros(0, dtype=torch.int64, device=device)
+        drawn = self.visitors(t, seed, n, device)
+        if drawn is None or t > 1:
             return drawn
+        # Those who train count nothing, but with them sums are rounded as when everybody is in memory.
         both: Tensor = torch.unique(torch.cat([drawn, self._scouts(seed, n, device)]))
         return both
 
     def _looks(self, t: int) -> bool:
-        """Whether domains may have to be found in round t."""
+        """Whether domains may have to be found by sums before round t."""
         return self.source == "sums" and self.asks and t <= AGAIN
 
     def _scouts(self, seed: int, n: int, device: torch.device) -> Tensor:
@@ -192,11 +202,36 @@ class FedCG(Sharing):
         centers = cohort.initial.new_zeros(0, columns.stop - columns.start)
         return State(torch.full_like(cohort.ids, -1), cohort.initial, nobody, centers)
 
+    def ask(self, t: int, cohort: Cohort, state: State, peers: Peers, few: bool = False) -> State:
+        """Domains that are not learned are found before a round, as soon as anybody is heard, and stay.
+
+        few: clients have no models of their own, and few may have one at a time.
+        """
+        columns = Columns.of(cohort.layout)
+        if self.by_clients and not len(state.centers):
+            own, centers = state.own, state.centers
+            own, centers = domain_labels.grouped(t, cohort, peers, columns.task, self.domains, own, centers, few)
+            domain_labels.write_clients(cohort, own, self.domains)
+            return replace(state, own=own, centers=centers)
+        if not self._looks(t) or bool(state.model[columns.teacher].any()):
+            return state
+        draw = self._scouts if t == 1 else partial(self.visitors, t)
+        drawn = draw(cohort.seed, peers.n, cohort.device)
+        asked = torch.ones_like(cohort.ids) if drawn is None else torch.isin(cohort.ids, drawn)
+        found = domain_labels.found_by_sums(t, cohort, asked, self.domains, peers)
+        model = state.model.clone()
+        model[columns.student.start :] = torch.where(torch.isfinite(found).all(), found, 0.0)
+        return replace(state, model=model)
+
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         cohort.adopt(state.model)
         columns = Columns.of(cohort.layout)
         chosen = FedAvg(self.participation).participants(t, cohort, peers)
-        state = self._find(t, cohort, state, columns, chosen, peers)
+        if self.asks:
+            assert self.source is not None
+            domain_labels.label(cohort, self.source, state.model[columns.teacher], chosen)
+        if self.asks and self.source == "classifier":
+            self._teach(t, cohort, columns, chosen)
         cohort.train(t, active=chosen, part=columns.task)
         sizes = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
         with cohort.room.threads(0):
@@ -208,33 +243,6 @@ class FedCG(Sharing):
         model = torch.where(torch.isfinite(mean).all(), self._moved(t, cohort, state.model, mean, columns), state.model)
         cohort.adopt(model)
         return replace(state, model=model, occupancy=torch.where(torch.isfinite(used).all(), used, state.occupancy))
-
-    def _find(self, t: int, cohort: Cohort, state: State, columns: Columns, chosen: Tensor, peers: Peers) -> State:
-        """Every chosen client's samples get their domains; before that, whoever says so is found or taught."""
-        if self.by_clients:
-            own, centers = state.own, state.centers
-            if not len(centers):
-                own, centers = domain_labels.grouped(t, cohort, peers, columns.task, self.domains, own, centers)
-            domain_labels.write_clients(cohort, own, self.domains)
-            return replace(state, own=own, centers=centers)
-        if self.asks and self.source == "sums":
-            return self._sums(t, cohort, state, columns, chosen, peers)
-        if self.asks:
-            domain_labels.label(cohort, "classifier", state.model[columns.teacher], chosen)
-            self._teach(t, cohort, columns, chosen)
-        return state
-
-    def _sums(self, t: int, cohort: Cohort, state: State, columns: Columns, chosen: Tensor, peers: Peers) -> State:
-        """Domains by sums: found once, as soon as anybody is heard."""
-        if self._looks(t) and not bool(state.model[columns.teacher].any()):
-            asked = chosen if t > 1 else torch.isin(cohort.ids, self._scouts(cohort.seed, peers.n, cohort.device))
-            found = domain_labels.found_by_sums(t, cohort, asked, self.domains, peers)
-            model = state.model.clone()
-            model[columns.student.start :] = torch.where(torch.isfinite(found).all(), found, 0.0)
-            state = replace(state, model=model)
-            cohort.adopt(model)
-        domain_labels.label(cohort, "sums", state.model[columns.teacher], chosen)
-        return state
 
     def _teach(self, t: int, cohort: Cohort, columns: Columns, chosen: Tensor) -> None:
         """The students of the chosen clients learn what the teacher says."""
@@ -289,6 +297,22 @@ class FedCG(Sharing):
         """Which domains are in use and how they match the true ones, lambda of each layer, dead ones, the graph."""
         asked = self.source if self.asks else None
         return domain_report.report(cohort, state.model, state.occupancy, asked)
+
+    def notes(self, state: State) -> Tensor:
+        """[D] what is kept of every round."""
+        return state.occupancy
+
+    def noted(self, rows: Tensor) -> dict[str, Tensor]:
+        """The notes [r, D] of r rounds as columns of a table, [r] each."""
+        return {
+            "domain_entropy": evenness(rows),
+            **{f"domain_occupancy_{number}": column for number, column in enumerate(rows.unbind(dim=1))},
+        }
+
+    def restored(self, cohort: Cohort, state: State) -> None:
+        """Write into the samples what a run that goes on knows of them: clients' own domains."""
+        if self.by_clients:
+            domain_labels.write_clients(cohort, state.own, self.domains)
 
     def files(self, cohort: Cohort, state: State) -> dict[str, Any]:
         """What to keep of a run that has ended: what the domains look like."""

@@ -26,6 +26,7 @@ from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.training import all_finite
 from kinfolk.data.federation import Federation
 from kinfolk.data.projection import CPU, projected
+from kinfolk.errors import UserError
 from kinfolk.matching import cost
 from kinfolk.methods import groups as grouping
 from kinfolk.methods.groups import Groups
@@ -48,6 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 NOISE, LARGEST = 0.7, 30.0  # of a linear model on inputs of length one: noise on a score at the end, noisy step size
 TUNING_RATE = 2.0  # and plain step size
+SAMPLED = 35  # H of the paper
 DISTILLING_RATE = 1e-3  # plain steps on features by scattering
 
 
@@ -70,8 +72,11 @@ class P4(Budget):
         None, "by distance of round 1's proxies, by a noisy class histogram, by chance, or true clusters; none: preset"
     )
     cap: int | None = setting(None, "most clients of a group; none: preset", ge=1)
-    sampled: int = setting(
-        35, "peers that a client compares with in round 1 (H; groups l1)", ge=1, peers={"groups": "l1"}
+    sampled: int | None = setting(
+        None,
+        "peers that a client compares with in round 1 (H; groups l1); none: 35, or all where there are fewer",
+        ge=1,
+        peers={"groups": "l1"},
     )
     histogram_share: float = setting(0.1, "of the budget, for the histogram (groups histogram)", gt=0, lt=1)
     rotate_every: int = setting(5, "rounds until the next member averages for the group; 0: each for itself", ge=0)
@@ -99,11 +104,27 @@ class P4(Budget):
                 object.__setattr__(self, name, value)
         super().__post_init__()
 
+    def among(self, n: int) -> P4:
+        """The settings in a federation of n clients: who names more peers to compare with than there are is told."""
+        if self.sampled is None:
+            return replace(self, sampled=SAMPLED)
+        if self.groups == "l1" and self.sampled > max(1, n - 1):
+            raise UserError(
+                f"'method.sampled' = {self.sampled}: among {n} clients each has {n - 1} to compare with; "
+                f"lower it, or leave it out for {SAMPLED} or as many as there are"
+            )
+        return self
+
+    @property
+    def compared(self) -> int:
+        """H."""
+        return self.sampled or SAMPLED
+
     def notices(self, rounds: int) -> list[str]:
         """What the user should know of these settings in a run of so many rounds."""
         said = [f"not covered by epsilon: {gap}" for gap in self._gaps()]
-        if self.groups == "l1" and self.sampled < self.most - 1:
-            said.append(f"method.sampled = {self.sampled}: fewer than a group has members")
+        if self.groups == "l1" and self.compared < self.most - 1:
+            said.append(f"method.sampled = {self.compared}: fewer than a group has members")
         return said
 
     @property
@@ -127,7 +148,7 @@ class P4(Budget):
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula: H proxies in round 1, and every round one up and one down."""
         others = min(self.most, n) - 1
-        first = min(self.sampled, n - 1) if self.groups == "l1" else 0
+        first = min(self.compared, n - 1) if self.groups == "l1" else 0
         each = (2 if self.rotate_every else others) * min(rounds, self.releases or rounds)
         return cost.Cost(first + each, max(first, others) / n)
 
@@ -215,7 +236,7 @@ class P4(Budget):
         if t > 1:
             return grouping.joined(t, cohort, peers, groups)
         if self.groups == "l1":
-            sampled = peers.sample(t, self.sampled)
+            sampled = peers.sample(t, self.compared)
             return grouping.by_distance(t, cohort, peers, peers.pull(t, sampled), sampled, self.most)
         if self.groups == "histogram":
             return grouping.by_statistic(t, cohort, peers, self._histogram(t, cohort), self.most)

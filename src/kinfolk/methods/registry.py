@@ -27,9 +27,15 @@ class Method(Protocol):
     `one_model = True` if between rounds all clients use the same model, a shared field `model` [d] of the state;
     `meets(cohort, state, part)`, how clients that never train fare where it is not with this one model; beside it
     `visitors(t, seed, n, device)`, ids [k] of the only clients that do anything in round t, None for all;
-    `nominal(rounds, n)`, the `matching.cost.Cost` of so many rounds by a formula.
+    `nominal(rounds, n)`, the `matching.cost.Cost` of so many rounds by a formula; `among(n)`, the settings as they are
+    among n clients, or an error.
 
-    `wrap(module, input_shape)`, what becomes of the user's net; `report(cohort, state)`, more for a row of metrics.
+    `ask(t, cohort, state, peers, few)`, what is done ahead of round t by clients that need no models of their own: a
+    state; with it `asked(t, state, seed, n, device)`, ids [k] of these clients, None for all. few: not many models may
+    be in memory at a time. `restored(cohort, state)`, to be called when a run goes on from a checkpoint.
+
+    `wrap(module, input_shape)`, what becomes of the user's net; `report(cohort, state)`, more for a row of metrics;
+    `notes(state)` [q], what to keep of every round, and `noted(rows)`, columns [r] of a table of such rows [r, q].
 
     For `[aggregation]`: `averages = False` if it averages no models, `weighs = True` if it weighs them, `only_mean`, a
     text that says why no other rule than the mean will do, `unruled`, a text that says what no rule protects from. For

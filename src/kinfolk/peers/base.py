@@ -36,6 +36,9 @@ class Exchange(Protocol):
         Returns ids [p], ascending but for the -1 of rows that were not offered, and the tensors [p, ...].
         """
 
+    def forget(self, t: int, name: str) -> None:
+        """Let go what is published in round t under this name, and `name-…`, if anything: all have fetched it."""
+
 
 class Host(Protocol):
     """The side of a cohort that its peers need to know."""
@@ -231,8 +234,8 @@ class Peers:
     def total(self, t: int, values: Tensor, weights: Tensor, transfers: int = 2) -> Tensor:
         """As `mean`, but the weighted sum: 0 where nobody counts. For what is no model."""
         rows, shares = self._heard(t, values, weights, transfers, None)
-        flat = rows.flatten(1)
-        return (shares.to(flat.dtype) @ flat).view(values.shape[1:])
+        self.exchange.forget(t, f"mean-{self._means[1] - 1}")  # who has published this has fetched that
+        return (shares.to(rows.dtype) @ rows.flatten(1)).view(values.shape[1:])
 
     def _heard(
         self, t: int, values: Tensor, weights: Tensor, transfers: int, before: Tensor | None

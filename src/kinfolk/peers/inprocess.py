@@ -31,6 +31,10 @@ class InProcess:
             raise RuntimeError(f"{', '.join(names)} were published by different clients: publish them together")
         return here, {name: self._offers[name][2] for name in names}
 
+    def forget(self, t: int, name: str) -> None:
+        for known in [known for known in self._offers if known == name or known.startswith(f"{name}-")]:
+            del self._offers[known]
+
     def clear(self) -> None:
         """The round is over: let the published tensors go."""
         self._offers.clear()

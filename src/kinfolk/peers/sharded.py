@@ -76,6 +76,11 @@ class Board:
         found = self._offers[(t, name)]
         return [found[shard] for shard in range(self.shards)]
 
+    def forget(self, t: int, name: str) -> None:
+        """Take down what is there under this name and `name-…`, unless another shard has done so."""
+        for known in [known for known in self._offers if known[1] == name or known[1].startswith(f"{name}-")]:
+            del self._offers[known]
+
     def clear(self) -> None:
         """The round is over: take everything down."""
         self._offers.clear()
@@ -107,3 +112,6 @@ class ShardExchange:
             order = here.argsort()
             tensors[name] = torch.cat([tensor[want] for (_, tensor), want in zip(offers, wanted)])[order]
         return here[order], tensors
+
+    def forget(self, t: int, name: str) -> None:
+        self.board.forget(t, name)

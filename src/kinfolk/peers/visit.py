@@ -18,5 +18,6 @@ def visiting(peers: Peers, host: Host, here: Tensor) -> Peers:
 
 
 def returned(peers: Peers, guests: Peers, here: Tensor) -> None:
-    """Enter what the clients in rows here [k] received in the ledger of all."""
+    """Enter what the clients in rows here [k] received in the ledger of all; calls to the server count on."""
     peers.ledger[:, here] = guests.ledger
+    peers._means = guests._means

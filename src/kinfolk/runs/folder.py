@@ -35,6 +35,7 @@ from kinfolk.runs.files import (
     write_synced,
 )
 from kinfolk.runs.graph import PARTS, GraphLog
+from kinfolk.runs.rounds import RoundLog
 from kinfolk.runs.similarity import SimilarityLog
 from kinfolk.runs.tables import from_csv, to_csv
 from kinfolk.version import __version__
@@ -65,6 +66,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoint"
         self.graph = GraphLog(path)
         self._similarity = SimilarityLog(path)
+        self._rounds = RoundLog(path)
         self._lock = lock
 
     @classmethod
@@ -154,6 +156,11 @@ class RunFolder:
             rows.append(row)
         return rows
 
+    def append_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add what the method noted in some rounds (see `RoundLog.add`). On the disk when this returns."""
+        with self._writing(self._rounds.path):
+            self._rounds.add(rows)
+
     def append_similarity(self, round: int, columns: Mapping[str, Any]) -> None:
         """Add what watched clients saw in a round (see `SimilarityLog.add`). On the disk when this returns."""
         with self._writing(self._similarity.path):
@@ -171,10 +178,11 @@ class RunFolder:
             self._replace(METRICS, "".join(strict_json(row) + "\n" for row in kept))
 
     def rewind(self, round: int) -> None:
-        """Bring metrics, graph and similarities back to the checkpoint of `round`, before it goes on from there."""
+        """Bring metrics, graph, notes and similarities back to the checkpoint of `round`, to go on from there."""
         with self._writing(self.path):
             self.truncate_metrics(round)
             self.graph.truncate(round)
+            self._rounds.truncate(round)
             self._similarity.truncate(round)
 
     def keep(self, files: Mapping[str, Any]) -> None:
@@ -251,6 +259,7 @@ class RunFolder:
             for place in (self.path, self.checkpoints, self.path / PARTS):
                 sweep(place)
             truncate_line(self.path / METRICS)
+            self._rounds.repair()
             self._similarity.repair()
             undo.pop_all()
 

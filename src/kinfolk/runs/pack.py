@@ -24,9 +24,10 @@ from kinfolk.errors import UserError
 from kinfolk.runs.files import explained, remove, sweep, sync_folder, temporary_for, write_atomically, write_synced
 from kinfolk.runs.folder import AWAY, CLIENTS, CONFIG, DOMAINS, METRICS, NEW_CLIENTS, REACHABLE, SUMMARY
 from kinfolk.runs.graph import MERGED
+from kinfolk.runs.rounds import FILE as ROUNDS
 from kinfolk.runs.similarity import FILE as SIMILARITY
 
-ALWAYS = (CONFIG, METRICS, CLIENTS, NEW_CLIENTS, SUMMARY, REACHABLE, AWAY)
+ALWAYS = (CONFIG, METRICS, CLIENTS, NEW_CLIENTS, SUMMARY, REACHABLE, AWAY, ROUNDS)
 KNOWN = (*ALWAYS, MERGED, SIMILARITY, DOMAINS)
 PLACES = ("--out", "--cells", "--pack")  # options whose values mean nothing on another machine
 LARGEST = 2**30  # bytes of one file, unpacked

@@ -42,9 +42,9 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,999})((?:\.[0-9]+)?(?:[eE][+-]?[0-9]+
 _WORDS = {"true": True, "false": False}
 
 
-def _value(cell: str | None) -> Any:
-    if not cell:
-        return None
+def _value(cell: str | list[str] | None) -> Any:
+    if not cell or isinstance(cell, list):  # more cells than columns
+        return cell or None
     found = _NUMBER.fullmatch(cell)
     if found is None:
         return _WORDS.get(cell, cell)

@@ -1,6 +1,13 @@
-"""The splits of P4: train and test samples pooled, clients disjoint, each with its own 80/20 division."""
+"""The splits of P4: train and test samples pooled, clients disjoint, each with its own 80/20 division.
 
-from dataclasses import dataclass, field
+A fifth of the clients can be kept for choosing settings: `part` draws the whole federation and takes these or the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -10,6 +17,9 @@ from kinfolk.data.partition.filling import fill
 from kinfolk.errors import UserError
 
 RESTARTS = 100  # of shards, before clients may share them
+TUNING = 5  # one client of so many is for choosing settings
+Portion = Literal["tuning", "rest"]
+PART = "tuning: a fifth of a federation, to choose settings by; rest: the others; none: all"
 
 
 @dataclass(frozen=True)
@@ -17,6 +27,7 @@ class Shards:
     """Every class is cut into equal shards; a client takes one shard of each of a few classes."""
 
     classes_per_client: int = field(default=2, metadata={"help": "how many classes a client holds (N)"})
+    part: Portion | None = field(default=None, metadata={"help": PART})
 
     def __post_init__(self) -> None:
         if self.classes_per_client < 1:
@@ -24,6 +35,9 @@ class Shards:
 
     def divide(self, labels: Labels, clients: int, train: int | None, test: int | None, seed: int) -> Split:
         check_sizes(clients, train, test)
+        return _part(self.part, clients, seed, lambda n: self._whole(labels, n, train, test, seed))
+
+    def _whole(self, labels: Labels, clients: int, train: int | None, test: int | None, seed: int) -> Split:
         pool, held = labels.pool, self.classes_per_client
         stock = np.bincount(pool, minlength=labels.classes)
         present = np.flatnonzero(stock)
@@ -64,6 +78,7 @@ class Alpha:
     gamma: float = field(
         default=0.5, metadata={"help": "share drawn from all classes alike: 1 is iid, 0 is one class each"}
     )
+    part: Portion | None = field(default=None, metadata={"help": PART})
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:
@@ -71,6 +86,9 @@ class Alpha:
 
     def divide(self, labels: Labels, clients: int, train: int | None, test: int | None, seed: int) -> Split:
         check_sizes(clients, train, test)
+        return _part(self.part, clients, seed, lambda n: self._whole(labels, n, train, test, seed))
+
+    def _whole(self, labels: Labels, clients: int, train: int | None, test: int | None, seed: int) -> Split:
         pool = labels.pool
         size, test_size = _sizes(train, test, len(pool) // clients, clients, len(pool))
         stock = np.bincount(pool, minlength=labels.classes)
@@ -90,9 +108,35 @@ def constant_predictor_line(gamma: float, classes: int = 10) -> str:
     return f"gamma = {gamma:g}: always answering the main class scores about {100 * score:.1f} %"
 
 
-def tuning_clients(clients: int, seed: int, share: float = 0.2) -> Ints:
-    """The sorted ids of the clients set apart for choosing hyper-parameters; report on the others."""
-    return np.sort(generator(seed, "tuning clients").permutation(clients)[: round(share * clients)])
+def tuning_clients(clients: int, seed: int) -> Ints:
+    """The sorted ids of the clients set apart for choosing hyper-parameters, a fifth; report on the others."""
+    return np.sort(generator(seed, "tuning clients").permutation(clients)[: round(clients / TUNING)])
+
+
+def _part(part: Portion | None, clients: int, seed: int, draw: Callable[[int], Split]) -> Split:
+    """So many clients, alone or as a part of a larger federation; draw(n): the split of n clients."""
+    if part is None:
+        return draw(clients)
+    if part == "rest" and clients % (TUNING - 1):
+        raise UserError(
+            f"data.clients = {clients}: split.part = 'rest' is four fifths of a federation, "
+            f"so a multiple of {TUNING - 1} is needed"
+        )
+    whole = clients * TUNING if part == "tuning" else clients // (TUNING - 1) * TUNING
+    try:
+        split = draw(whole)
+    except UserError as error:
+        raise UserError(f"{error} (split.part = '{part}': {clients} of {whole} clients)") from None
+    chosen = tuning_clients(whole, seed)
+    rows = chosen if part == "tuning" else np.setdiff1d(np.arange(whole), chosen)
+    what = "are for choosing settings" if part == "tuning" else "are left when a fifth is kept for choosing settings"
+    return replace(
+        split,
+        train=[split.train[row] for row in rows],
+        test=[split.test[row] for row in rows],
+        clusters=None if split.clusters is None else split.clusters[rows],
+        notes=[*split.notes, f"these {clients} of {whole} clients {what}"],
+    )
 
 
 def _sizes(train: int | None, test: int | None, natural: int, clients: int, available: int) -> tuple[int, int]:
