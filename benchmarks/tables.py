@@ -19,9 +19,9 @@ OLD_NAMES = {"mlp": "M", "linear": "L"}  # of jobs in results of version 0.1
 
 
 def read(name: str, folder: Path) -> list[Row]:
-    """The results of one program on every device it ran on."""
-    paths = [folder / f"{name}-{device}.json" for device in ("cpu", "cuda")]
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
+    """The results of one program on every device it ran on; another CPU's may be called NAME-cpu-WORD.json."""
+    paths = [path for device in ("cpu", "cuda") for path in sorted(folder.glob(f"{name}-{device}*.json"))]
+    return [json.loads(path.read_text()) for path in paths]
 
 
 def training(results: Sequence[Row]) -> str:

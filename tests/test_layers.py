@@ -30,8 +30,14 @@ MAY_IMPORT = {
     "studies": {"config", "measures"},
     "pictures": {"studies", "measures", "experiment", "matching", "report", "runs"},
     "carry": {"studies", "pictures", "measures", "config", "experiment", "runs"},
-    "reproduce": {"carry", "studies", "pictures", "measures", "comparison", "config", "experiment", "report", "runs"},
-    "engines": {"aggregation", "cohort", "peers", "data", "metrics"},
+    "worker": {"cohort.room", "comparison", "config", "experiment"},
+    "parallel": {"data", "experiment", "stopping", "studies"},
+    "reproduce": {
+        *("carry", "studies", "pictures", "measures", "parallel", "comparison", "config", "experiment"),
+        *("report", "runs"),
+    },
+    "visits": {"cohort", "peers"},
+    "engines": {"aggregation", "cohort", "peers", "data", "metrics", "visits"},
     "threats": {"aggregation", "config", "data", "peers"},
     "config": {"aggregation", "methods", "models", "cohort", "data", "peers"},
     "records": {"config", "data", "engines", "metrics"},
@@ -41,7 +47,7 @@ MAY_IMPORT = {
     },
     "exporting": {"config", "experiment", "models", "cohort", "data", "runs"},
     "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "runs"},
-    "progress": {"config", "experiment"},
+    "progress": {"config", "experiment", "parallel"},
 }
 FREE = {"__init__", "__main__", "cli", "commands"}  # the public surface and the command line may use everything
 

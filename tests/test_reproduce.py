@@ -18,7 +18,7 @@ from kinfolk.data import catalog
 from kinfolk.errors import UserError
 from kinfolk.experiment import Interrupted, load_federation, run
 from kinfolk.progress import Reporter
-from kinfolk.reproduce import look, reproduce
+from kinfolk.reproduce import _counted, look, reproduce
 from kinfolk.runs.folder import RunFolder
 from tiny_study import STUDY, Ran, cells, one, results, write_files, write_study
 
@@ -155,7 +155,9 @@ def test_cells_computed_elsewhere_are_found_when_they_are_copied_here() -> None:
     reproduce("mine.toml", rows=["Alone", "Gossip"], observer=ran)
     assert ran.cells == []
     text = Path("runs/reproduce/mine.md").read_text(encoding="utf-8")
-    assert "device: cpu (2 runs), Abacus (4 runs)" in text
+    assert "device: Abacus (4 runs), cpu (2 runs)" in text
+    assert _counted(["cpu", "b", "cpu", "a", 3]) == "cpu (2 runs), 3 (1 run), a (1 run), b (1 run)"
+    assert _counted(["cpu", "cpu"]) == "cpu"
 
 
 def test_a_run_under_a_former_name_is_found_by_what_it_is() -> None:

@@ -13,6 +13,9 @@ from kinfolk.version import __version__
 # not loaded yet, and a user's own choice wins.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# On some processors the last bit of MKL's products depends on where in memory a matrix begins, so that a client's would
+# on who else is in its chunk. This forbids it (docs/decisions/013). It takes effect before the first product.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 if TYPE_CHECKING:
     from kinfolk.cohort.cohort import Cohort

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,21 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from kinfolk.config import Config
-from kinfolk.experiment import Observer, Result
+from kinfolk.experiment import Result
+from kinfolk.parallel import Lane, Overview
 
 # Between two lines where nothing can be redrawn: at least this, however often is evaluated, and at most that.
 SHORTEST, LONGEST = 1.0, 10.0
 
 
-class Reporter(Observer):
-    """Shows how runs go on: one after another in a comparison."""
+class Reporter(Overview):
+    """Shows how runs go on: one after another in a comparison, several at a time where a study has workers."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.live: Progress | None = None
+        self.done: int | None = None  # cells, when they were last shown; None: not yet
+        self.begun: set[str] = set()  # and those that were at a round
         self.title = self.label = ""
         self.folder: Path | None = None  # of the run that goes on
         self.total = self.first = 0
@@ -75,12 +79,52 @@ class Reporter(Observer):
         self.told.add(text)
         self.console.print(f"[yellow]note:[/yellow] {escape(text)}", soft_wrap=True)
 
+    def working(self, done: int, of: int, lanes: Mapping[int, Lane]) -> None:
+        for lane in lanes.values():
+            self.folder = lane.folder
+        if self.console.is_terminal:
+            self._draw(done, of, lanes)
+            return
+        now = time.monotonic()
+        begun = {lane.cell.name for lane in lanes.values() if lane.round}
+        if done != self.done or begun - self.begun or now - self.spoke > LONGEST:
+            self.done, self.begun, self.spoke = done, begun, now
+            self._say("; ".join([f"{done}/{of} cells done", *(_at(lanes[number]) for number in sorted(lanes))]))
+
+    def said(self, text: str) -> None:
+        self._say(text)
+
     def finished(self, result: Result) -> None:
-        self._end()
+        if self.done is None:
+            self._end()
 
     def close(self) -> None:
         """Leave the terminal as it was, whatever happened."""
         self._end()
+
+    def _draw(self, done: int, of: int, lanes: Mapping[int, Lane]) -> None:
+        """A line for all cells, and one for each worker."""
+        self.done = done
+        if self.live is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self.live = Progress(*columns, TextColumn("{task.fields[accuracy]}"), console=self.console)
+            self.live.add_task("cells", total=of, accuracy="")
+            self.live.start()
+        self.live.update(self.live.task_ids[0], completed=done)
+        for number, task in enumerate(self.live.task_ids[1:]):
+            self.live.update(task, visible=number in lanes)
+        for number in sorted(lanes):
+            lane = lanes[number]
+            while len(self.live.task_ids) < number + 2:
+                self.live.add_task("", total=1, visible=False, accuracy="")
+            self.live.update(
+                self.live.task_ids[number + 1],
+                description=lane.cell.name,
+                total=lane.cell.config.run.rounds,
+                completed=lane.round,
+                accuracy=_accuracy(lane),
+                visible=True,
+            )
 
     def _say(self, line: str) -> None:
         self.console.print(line, soft_wrap=True, markup=False)
@@ -94,6 +138,15 @@ class Reporter(Observer):
         if self.live is not None:
             self.live.stop()
             self.live = None
+
+
+def _at(lane: Lane) -> str:
+    return f"{lane.cell.name}: round {lane.round}/{lane.cell.config.run.rounds}{_accuracy(lane, '  ')}"
+
+
+def _accuracy(lane: Lane, before: str = "") -> str:
+    known = lane.accuracy is not None and lane.accuracy == lane.accuracy
+    return f"{before}accuracy {100 * (lane.accuracy or 0):5.1f} %" if known else ""
 
 
 def clock(seconds: float) -> str:

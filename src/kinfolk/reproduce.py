@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kinfolk import carry, measures, pictures
+from kinfolk import carry, measures, parallel, pictures
 from kinfolk.comparison import complete
 from kinfolk.config import Config, resolve
 from kinfolk.errors import UserError, nearest
@@ -34,6 +34,10 @@ LEGEND = (
     "Pooled: the root of (published² + ours²) / 2; the published deviation alone where we have one seed."
 )
 PLAIN_LEGEND = "Mean ± standard deviation (n − 1) over seeds, in parentheses how many; – where no run is finished."
+SIMULATED = (
+    "Simulated, not private: noise comes from the run's seed. Epsilon is of one record of one client, replaced by "
+    "another, with the delta and the accountant that each run's summary names."
+)
 
 
 @dataclass
@@ -85,6 +89,11 @@ class Reproduction:
             parts.append(table([entry for entry in entries if entry.measure == name]))
         return "\n\n".join(parts)
 
+    def privacy(self) -> list[str]:
+        """What must be said of the private runs that are there, if any."""
+        promises = [result.summary.get("privacy") for result in self.results.values()]
+        return [SIMULATED] if any(isinstance(each, dict) and each.get("simulated") for each in promises) else []
+
     def write(self) -> None:
         """Write the tables anew from what is there."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -92,6 +101,11 @@ class Reproduction:
             path = self.folder / f"{self.stem}.{kind}"
             with explained(lambda error, path=path: UserError(f"{path} cannot be written: {error.strerror}")):  # type: ignore[misc]
                 write_atomically(path, text.encode())
+
+    def keep(self, path: Path, result: Result) -> None:
+        """Another run is finished."""
+        self.results[path] = result
+        self.write()
 
     def draw(self, notice: Callable[[str], None] = lambda text: None) -> None:
         """Write the picture, if the study has one and anything to show in it; a run without its graph is left out."""
@@ -142,7 +156,7 @@ class Reproduction:
         if study.figure is not None:
             parts.append(f"![{study.study}]({self.stem}.png)")
         parts += [self.tables(), LEGEND if study.published else PLAIN_LEGEND]
-        parts += study.notes
+        parts += [*self.privacy(), *study.notes]
         if study.unstated:
             parts.append("Not stated in the paper, and chosen here:")
             parts.append("\n".join(f"- {line}" for line in study.unstated))
@@ -166,6 +180,15 @@ class Reproduction:
         }
 
 
+class CellsFailed(UserError):
+    """Some cells failed, the others did not: `found` has what is there, `reasons` why, by the name of the cell."""
+
+    def __init__(self, found: Reproduction, reasons: dict[str, str], of: int) -> None:
+        super().__init__(f"{len(reasons)} of {of} cells failed: {next(iter(reasons))}: {next(iter(reasons.values()))}")
+        self.found = found
+        self.reasons = reasons
+
+
 def reproduce(
     source: str | Path,
     overrides: Sequence[str] = (),
@@ -178,6 +201,7 @@ def reproduce(
     cells: Iterable[str | Path] = (),
     pack: str | Path | None = None,
     run: bool = True,
+    workers: int = 1,
     observer: Observer | None = None,
 ) -> Reproduction:
     """Run what is missing of a study, or of some of its rows, columns and seeds, and write its tables and picture.
@@ -185,7 +209,11 @@ def reproduce(
     What is finished in `out/cells` is taken as it is, what is unfinished is gone on with. The tables are written after
     every cell, and always of all that is there. Cells that are not there are first looked for in `cells`: packs, or
     folders of cells. At the end the finished ones are added to the file `pack`. Without `run` nothing is computed.
+    With `workers` that many cells are run at a time, each in a process of its own; those that fail do not hold up the
+    others and are told of at the end, by `CellsFailed`.
     """
+    if workers < 1:
+        raise UserError(f"workers = {workers}: at least 1 is needed, the number of cells to run at a time")
     found = look(source, overrides, seeds=seeds, seed=seed, out=out)
     observer = observer or Observer()
     numbers = range(seed, seed + (seeds or found.study.seeds))
@@ -198,17 +226,23 @@ def reproduce(
     for cell in missing:
         find_device(cell.config.run.device)
     found.write()
-    for number, cell in enumerate(missing, start=1):
-        observer.cell(number, len(missing), cell.name)
-        path = found.paths[cell.name]
-        found.results[path] = complete(cell.config, path, observer=observer)
-        found.write()
+    failed = dict[str, str]()
+    if workers > 1:
+        jobs = [(cell, found.paths[cell.name]) for cell in missing]
+        failed = parallel.complete_all(jobs, workers, observer, found.keep)
+    else:
+        for number, cell in enumerate(missing, start=1):
+            observer.cell(number, len(missing), cell.name)
+            path = found.paths[cell.name]
+            found.keep(path, complete(cell.config, path, observer=observer))
     if pack is not None:
         found.pack(Path(pack), observer.notice)
     try:
         found.draw(observer.notice)
     except UserError as error:  # the runs and the tables are there all the same
         observer.notice(f"no picture: {error}")
+    if failed:
+        raise CellsFailed(found, failed, len(missing))
     return found
 
 
@@ -302,8 +336,9 @@ def _plain(text: str) -> str:
 
 
 def _counted(values: Iterable[Any]) -> str:
-    """a, or a (3 runs), b (2 runs)."""
+    """a, or b (3 runs), a (2 runs): most first, then by name, whatever order they come in."""
     counts = Counter(str(value) for value in values)
     if len(counts) < 2:
         return "".join(counts) or "–"
-    return ", ".join(f"{value} ({count} run{'s' if count > 1 else ''})" for value, count in counts.items())
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{value} ({count} run{'s' if count > 1 else ''})" for value, count in ordered)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 
 @contextmanager
-def interruptible(notice: Callable[[str], None]) -> Iterator[threading.Event]:
-    """Ctrl-C finishes the round and saves it; a second one stops at once."""
+def interruptible(notice: Callable[[str], None], also: Sequence[signal.Signals] = ()) -> Iterator[threading.Event]:
+    """Ctrl-C finishes the round and saves it; a second one stops at once. `also`: signals that do the same."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -23,8 +23,10 @@ def interruptible(notice: Callable[[str], None]) -> Iterator[threading.Event]:
         stop.set()
         notice("stopping after this round (press Ctrl-C again to stop at once)")
 
-    before = signal.signal(signal.SIGINT, on_signal)
+    before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, *also)}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)  # None: not set from Python
+        for each, handler in before.items():
+            usual = signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL
+            signal.signal(each, usual if handler is None else handler)  # None: not set from Python

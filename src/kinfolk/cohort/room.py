@@ -16,13 +16,20 @@ SMALL = 10_000_000  # multiplications of a step below which one CPU thread is en
 class Room:
     """What the machine has for a cohort's models."""
 
+    among = 1  # processes that share the GPU: see `kinfolk.parallel`
+
     def __init__(self, device: torch.device, concurrent: bool, size: int, kept: int, width: int) -> None:
         """concurrent: whether several threads may compute at a time; size: numbers of a model; kept: numbers that each
         sample in flight takes; width: bytes of a number."""
         self.device = device
         self.concurrent = concurrent
         self.size, self.kept, self.width = size, kept, width
-        self.bytes = CACHE if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
+        self.bytes = CACHE if device.type == "cpu" else self._share(*torch.cuda.mem_get_info(device)) // 2
+
+    def _share(self, free: int, total: int) -> int:
+        """Bytes of a GPU that are for this process: what is free, but no more than its part where others are at work,
+        who may not have taken theirs yet."""
+        return min(free, total // self.among)
 
     def fitting(self, numbers: int, samples: int, clients: int, workers: int) -> int:
         """How many of the clients (or models) go into a chunk, when each needs `numbers` and keeps `samples` in flight.

@@ -29,6 +29,9 @@ PackFile = Annotated[
     Path | None,
     typer.Option("--pack", metavar="FILE.zip", help="At the end add the finished cells, without checkpoints, to it."),
 ]
+Workers = Annotated[
+    int, typer.Option("--workers", metavar="N", min=1, help="Run N cells at a time, each in a process of its own.")
+]
 NoRun = Annotated[bool, typer.Option("--no-run", help="Run nothing: write tables and picture of what is there.")]
 
 
@@ -43,6 +46,7 @@ def reproduce_command(
     device: Device = None,
     cells: Cells = None,
     pack: PackFile = None,
+    workers: Workers = 1,
     no_run: NoRun = False,
     only_list: Annotated[bool, typer.Option("--list", help="Show the cells and which are done; run nothing.")] = False,
     as_json: Json = False,
@@ -51,7 +55,8 @@ def reproduce_command(
 
     Stop at any time and call it again to go on. Runs go to another machine with --pack, and are taken with --cells.
     """
-    from kinfolk.reproduce import look, reproduce
+    from kinfolk.parallel import Stopped
+    from kinfolk.reproduce import CellsFailed, look, reproduce
 
     chosen = [*(overrides or []), *([f'run.device="{device}"'] if device is not None else [])]
     if only_list:
@@ -59,27 +64,44 @@ def reproduce_command(
             raise UserError("--list shows what is in --out and changes nothing: leave out --cells and --pack")
         _list(look(study, chosen, seeds=seeds, seed=seed, out=out), as_json)
         return
+    failed: dict[str, str] = {}
     with terminal.reporting(_how_to_go_on) as reporter:
-        found = reproduce(
-            study,
-            chosen,
-            rows=_words(rows),
-            columns=_words(columns),
-            seeds=seeds,
-            seed=seed,
-            out=out,
-            cells=cells or [],
-            pack=pack,
-            run=not no_run,
-            observer=reporter,
-        )
+        try:
+            found = reproduce(
+                study,
+                chosen,
+                rows=_words(rows),
+                columns=_words(columns),
+                seeds=seeds,
+                seed=seed,
+                out=out,
+                cells=cells or [],
+                pack=pack,
+                run=not no_run,
+                workers=workers,
+                observer=reporter,
+            )
+        except CellsFailed as error:
+            found, failed = error.found, error.reasons
+        except Stopped as stopped:
+            reporter.close()
+            terminal.fail(f"{stopped}; go on with: {_how_to_go_on(stopped.folder)}", 130)
+    _print(found, pack, as_json)
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    if failed:
+        told = "1 cell failed" if len(failed) == 1 else f"{len(failed)} cells failed"
+        terminal.fail(f"{told}, what is there is in the tables; try again with: {_how_to_go_on(found.folder)}", 2)
+
+
+def _print(found: Reproduction, pack: Path | None, as_json: bool) -> None:
     if as_json:
         from kinfolk.report.published import csv_rows
 
         files = [str(path) for path in (*found.files, *([pack] if pack else []))]
-        terminal.print_json({"files": files, "rows": csv_rows(found.entries())})
+        terminal.print_json({"files": files, "privacy": found.privacy(), "rows": csv_rows(found.entries())})
         return
-    print(f"{found.study.study}\n\n{found.tables()}\n")
+    print("\n\n".join([found.study.study, found.tables(), *found.privacy()]) + "\n")
     for path in found.files:
         terminal.console().print(f"written: {escape(str(path))}", soft_wrap=True)
     if found.packed:
