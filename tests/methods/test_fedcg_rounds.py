@@ -148,6 +148,18 @@ def test_with_few_models_shards_give_the_same_though_some_have_nobody(settings: 
     torch.testing.assert_close(run(one, 4), run(many, 4), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("domains", [2, 4])
+@pytest.mark.parametrize("scouts", [2, 3, 5])
+def test_domains_have_the_same_numbers_however_sums_are_rounded(scouts: int, domains: int) -> None:
+    """Directions that end at the same split, some from the other side, differ by rounding alone."""
+    one, two, many = (
+        run(engine_of(preset="robust", scouts=scouts, domains=domains, participation=0.5, shards=shards), 2)
+        for shards in (1, 2, 6)
+    )
+    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(one, many, rtol=1e-9, atol=1e-9)
+
+
 def test_only_those_who_train_have_models(monkeypatch: pytest.MonkeyPatch) -> None:
     widest = []
 

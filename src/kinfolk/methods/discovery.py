@@ -29,6 +29,7 @@ OWN_STEPS = 6  # of EM with every client's own proportions
 LOCAL_STEPS = 5  # in which a client settles its proportions
 OWN = 0.5  # pseudo-samples that a client has in each domain
 SURE = 0.9  # how much of a sample a split puts on its own side
+EQUAL = 2**30  # heaps whose distances agree to one part in so many are equally far apart
 FLOOR = 1e-3  # share of the largest variance below which a direction is left out, and ridge
 
 
@@ -133,13 +134,23 @@ def _side(sight: Sight, here: Tensor, seed: int, purpose: str) -> Tensor:
     ways = randomness.normal(seed, purpose, 0, size, STAGES[0][0]).to(rest)  # [F, r]
     for count, steps in STAGES:
         (apart,) = sight.total((rest @ ways).abs().sum(dim=1))
-        ways = ways[:, apart.topk(count).indices]
+        ways = ways[:, _farthest(apart, count)]
         for _ in range(steps):
             (ways,) = sight.total(rest.transpose(1, 2) @ (rest @ ways).sign())
             ways = ways / torch.linalg.vector_norm(ways, dim=0).clamp(min=1e-30)
     along = rest @ ways
     (apart,) = sight.total(along.abs().sum(dim=1))
-    return along[..., apart.argmax()] > 0
+    return along[..., _farthest(apart, 1)[0]] > 0
+
+
+def _farthest(apart: Tensor, count: int) -> Tensor:
+    """[count] places of the largest of apart [r]; of those that only rounding tells apart the first come first.
+
+    Many directions end at the same split, some from the other side: which of them is taken gives the parts their
+    numbers, and must not depend on the order of sums.
+    """
+    coarse = (apart / apart.max().clamp(min=1e-30) * EQUAL).round()
+    return coarse.sort(descending=True, stable=True).indices[:count]
 
 
 def _whitened(sight: Sight, share: Tensor) -> Tensor:
