@@ -67,30 +67,34 @@ class Dense:
         self.relu = relu
 
     def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
-        weight = views[self.weight].transpose(1, 2)
-        if precision == "bf16" or self.bias is None:
-            out = product(h, weight, precision)
+        weight = views[self.weight]
+        if precision == "bf16":  # rounded once, for both ways
+            dtype, h, weight = weight.dtype, h.to(torch.bfloat16), weight.to(torch.bfloat16)
+            out = torch.bmm(h, weight.transpose(1, 2)).to(dtype)
             if self.bias is not None:
                 out += views[self.bias][:, None]
+        elif self.bias is None:
+            out = torch.bmm(h, weight.transpose(1, 2))
         else:
-            out = _affine(h, weight, views[self.bias])
+            out = _affine(h, weight.transpose(1, 2), views[self.bias])
         if self.relu:
             out = out.relu_()
-        return out, (h, out) if keep else None
+        return out, (h, weight, out) if keep else None
 
     def backward(
         self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
     ) -> Tensor | None:
-        h, out = kept
+        h, weight, out = kept
         if self.relu:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        if precision == "bf16":
-            into[self.weight].copy_(product(grad.transpose(1, 2), h, precision))
-        else:
-            torch.bmm(grad.transpose(1, 2), h, out=into[self.weight])
         if self.bias is not None:
             torch.sum(grad, dim=1, out=into[self.bias])
-        return product(grad, views[self.weight], precision) if inputs else None
+        if precision == "bf16":
+            grad = grad.to(torch.bfloat16)
+            into[self.weight].copy_(torch.bmm(grad.transpose(1, 2), h))
+        else:
+            torch.bmm(grad.transpose(1, 2), h, out=into[self.weight])
+        return torch.bmm(grad, weight).to(out.dtype) if inputs else None
 
 
 class Convolved:
