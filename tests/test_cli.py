@@ -20,7 +20,7 @@ from rich.console import Console
 
 import kinfolk
 from conftest import Command, Outcome, tiny_experiment
-from kinfolk import cli, methods
+from kinfolk import cli, methods, worker
 from kinfolk.experiment import read_result
 from kinfolk.progress import Reporter
 from kinfolk.runs.folder import RunFolder
@@ -355,4 +355,6 @@ def test_a_tensor_that_no_machine_holds_is_one_line(capsys: pytest.CaptureFixtur
         torch.empty(2**50, dtype=torch.uint8)
     with pytest.raises(SystemExit):
         cli._known_failure(failure.value)
-    assert "out of memory: 1,048,576 GiB for one tensor" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "out of memory: 1,048,576 GiB for one tensor" in told
+    assert worker._reason(failure.value) == told.removeprefix("kinfolk: ").rstrip() + "; or use fewer --workers"

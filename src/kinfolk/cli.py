@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -19,7 +17,7 @@ from kinfolk.commands.data import data_app
 from kinfolk.commands.export import export_command
 from kinfolk.commands.reproduce import reproduce_command
 from kinfolk.commands.terminal import Device, File, Json, Out, Overrides, Seed
-from kinfolk.errors import UserError
+from kinfolk.errors import UserError, known_failure
 from kinfolk.version import __version__
 
 app = typer.Typer(
@@ -239,8 +237,6 @@ def main() -> None:
     try:
         code = app(prog_name="kinfolk", standalone_mode=False)
         sys.stdout.flush()  # a full disk shows here, and not after the last chance to say so
-    except UserError as error:
-        terminal.fail(str(error), 2)
     except Exception as error:
         _known_failure(error)
         raise
@@ -257,11 +253,5 @@ def _known_failure(error: Exception) -> None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "kinfolk"
         terminal.fail(f"{error.format_message().rstrip('.')}; see `{command} --help`", 2)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        terminal.fail(f"disk is full{f' while writing {error.filename}' if error.filename else ''}", 2)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        terminal.fail("the GPU is out of memory: train fewer clients at once (run.chunk=8), or use a smaller batch", 2)
-    if isinstance(error, RuntimeError) and (asked := re.search(r"allocate memory.*?(\d+) bytes", str(error))):
-        size = f"{int(asked[1]) / 2**30:,.0f} GiB for one tensor"
-        terminal.fail(f"out of memory: {size}; is a size of the model set too large?", 2)
+    if (told := known_failure(error)) is not None:
+        terminal.fail(told, 2)

@@ -8,7 +8,6 @@ the process that asked has died: the worker ends, if need be in the middle of a 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import queue
@@ -25,7 +24,7 @@ import torch
 from kinfolk.cohort.room import Room
 from kinfolk.comparison import complete
 from kinfolk.config import Config, resolve
-from kinfolk.errors import UserError
+from kinfolk.errors import UserError, known_failure
 from kinfolk.experiment import Interrupted, Observer
 
 GRACE = 3.0  # seconds for the round that goes on, once nobody waits for it any more
@@ -137,16 +136,11 @@ class Worker(Observer):
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, torch.OutOfMemoryError):
-        return "the GPU is out of memory: use fewer --workers, or train fewer clients at once (run.chunk=8)"
-    if isinstance(error, MemoryError):
-        return "out of memory: use fewer --workers"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "disk is full"
-    traceback.print_exception(error)
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]} (the traceback was printed above)"
+    told = known_failure(error)
+    if told is None:
+        traceback.print_exception(error)
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]} (the traceback was printed above)"
+    return f"{told}; or use fewer --workers" if "out of memory" in told else told
 
 
 def main() -> None:

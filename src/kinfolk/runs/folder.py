@@ -157,9 +157,9 @@ class RunFolder:
         return rows
 
     def append_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add what the method noted in some rounds (see `RoundLog.add`). On the disk when this returns."""
+        """Add what the method noted in some rounds (see `RoundLog`). On the disk when this returns."""
         with self._writing(self._rounds.path):
-            self._rounds.add(rows)
+            self._rounds.append(rows)
 
     def append_similarity(self, round: int, columns: Mapping[str, Any]) -> None:
         """Add what watched clients saw in a round (see `SimilarityLog.add`). On the disk when this returns."""
