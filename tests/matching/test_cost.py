@@ -39,3 +39,6 @@ def test_panm_counts_the_rounds_that_really_match() -> None:
     # T1 = 5, T2 = 7, tau = 4: of rounds 6..12 only 8 and 12 match
     assert cost.panm(50, 6, 2, 4, 5, 7).total == (5 * 8 - 2) + 5 * 2 + 2 * 12
     assert cost.panm(50, 6, 2, 1, 0, 7).total == 7 * 12  # without stage one nothing is taken off
+    assert cost.panm(50, 6, 2, 4, 5, 7, averaged=4).total == (5 * 8 - 2) + 5 * 4 + 2 * 12
+    whole = cost.panm(50, 6, 2, 4, 5, 7, averaged=49)
+    assert (whole.total, whole.peak) == ((5 * 8 - 2) + 5 * 49 + 2 * (6 + 49), 55 / 50)

@@ -131,6 +131,24 @@ def test_stage_two_averages_with_all_that_were_looked_at_and_judged_kin() -> Non
     assert all(len(now) == 4 and now <= kin for now, kin in zip(mixed_with(engine), KIN))
 
 
+@pytest.mark.parametrize("match_every", [1, 3])
+@pytest.mark.parametrize("mingle", [False, True])
+@pytest.mark.parametrize("wanted", [5, 19])
+def test_stage_two_averages_with_as_many_of_the_list_as_is_said(wanted: int, mingle: bool, match_every: int) -> None:
+    """Fetched are only those who have not been looked at; stage one still keeps to k."""
+    settings = {**SETTINGS, "discover_rounds": 10, "candidates": 4, "match_every": match_every}
+    engine = engine_of(**settings, mingle=mingle, average=wanted)
+    for t in range(1, 90):
+        engine.step(t, False)
+        assert t > 10 or mingle or all(len(now) == 3 for now in mixed_with(engine))
+    assert rows(engine.shards[0].state.neighbors) == KIN
+    for t in range(90, 93):
+        engine.step(t, False)
+        for now, kin in zip(mixed_with(engine), KIN):
+            assert now <= kin
+            assert len(now) == min(wanted, len(kin))
+
+
 def test_without_it_averages_are_with_k() -> None:
     engine = engine_of(**{**SETTINGS, "discover_rounds": 4}, mingle=False)
     for t in range(1, 5):

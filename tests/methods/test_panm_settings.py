@@ -47,6 +47,7 @@ def test_without_stage_one_matching_starts_from_random_lists_with_a_notice() -> 
     "bad",
     [
         *("alpha=1.01", "alpha=-0.01", "match_every=0", "neighbors=0", "candidates=0", "discover_rounds=-1"),
+        "average=0",
         *("memory=0", "memory=1.1", "limit=0", "preset=best", "similarity=cosine", "matcher=both", "loss_score=linear"),
     ],
 )

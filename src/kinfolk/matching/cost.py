@@ -55,9 +55,19 @@ def pens(n: int, candidates: int, neighbors: int, discover_rounds: int, rounds: 
     return Cost(first * candidates + (rounds - first) * neighbors, max(candidates if first else 0, neighbors) / n)
 
 
-def panm(n: int, candidates: int, neighbors: int, match_every: int, stage1: int, stage2: int) -> Cost:
+def panm(
+    n: int,
+    candidates: int,
+    neighbors: int,
+    match_every: int,
+    stage1: int,
+    stage2: int,
+    averaged: int | None = None,
+) -> Cost:
     """T1 rounds of l candidates and k old neighbors (there are none in round 1); then k neighbors a round, and every τ
     rounds instead 2l models: l of the list and l candidates, among which those to average with are already there.
+
+    averaged: peers of the list in a round of stage two, if not k; of more than l the others come beside the 2l models.
 
     total = T1 (l + k) - k + (T2 - T2/τ) k + (T2/τ) 2l, where T2/τ is the number of rounds t with T1 < t <= T1 + T2
     that τ divides. The formula was inferred from the paper's two totals, which it gives exactly. The peak is stage
@@ -65,8 +75,10 @@ def panm(n: int, candidates: int, neighbors: int, match_every: int, stage1: int,
     """
     matchings = (stage1 + stage2) // match_every - stage1 // match_every
     first = stage1 * (candidates + neighbors) - neighbors if stage1 else 0
-    second = (stage2 - matchings) * neighbors + matchings * 2 * candidates
-    return Cost(first + second, (candidates + neighbors) / n)
+    beside = 0 if averaged is None else max(0, averaged - candidates)
+    second = (stage2 - matchings) * (averaged or neighbors) + matchings * (2 * candidates + beside)
+    peak = candidates + (neighbors if averaged is None else max(neighbors, candidates + beside))
+    return Cost(first + second, peak / n)
 
 
 def afind(n: int, exchanges: int, rounds: int) -> Cost:

@@ -79,6 +79,9 @@ class PANM:
     matcher: Literal["mixture", "evidence"] | None = setting(
         None, "stage two: hard EM, or drift with memory; none: preset"
     )
+    average: int | None = setting(
+        None, "peers of the list averaged with in a round of stage two; none: k; n - 1: the whole list", ge=1, peers=True
+    )
     company: bool | None = setting(
         None, "stage two: kin must have averaged with the same peers of late (lists are sent); none: preset"
     )
@@ -102,7 +105,8 @@ class PANM:
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""
         first = min(rounds, self.discover_rounds)
-        return cost.panm(n, self.candidates, self.neighbors, self.match_every, first, rounds - first)
+        stages = self.match_every, first, rounds - first
+        return cost.panm(n, self.candidates, self.neighbors, *stages, self.average)
 
     def start(self, cohort: Cohort) -> State:
         nothing = evidence.nothing(len(cohort), cohort.n if self.matcher == "evidence" else 0, cohort.device)
@@ -125,7 +129,7 @@ class PANM:
             return self._discover(t, cohort, state, peers, update)
         if t % self.match_every == 0:
             return self._match(t, cohort, state, peers, update)
-        chosen = choose(cohort.seed, "aggregate", t, cohort.ids, state.neighbors, self.neighbors)
+        chosen = choose(cohort.seed, "aggregate", t, cohort.ids, state.neighbors, self.average or self.neighbors)
         return self._average(t, cohort, state, peers.pull(t, chosen), chosen)
 
     def _names(self, t: int) -> tuple[str, ...]:
@@ -248,9 +252,9 @@ class PANM:
         return found.kin, found.skipped, replace(state, evidence=found.evidence, whose=whose, unit=found.unit)
 
     def _first(self, cohort: Cohort, t: int, same: Tensor, rest: Tensor) -> Tensor:
-        """k peers to average with: those just judged and already here first, then others of the list."""
+        """Peers to average with: those just judged and already here first, then others of the list."""
         purposes = ("aggregate", "aggregate more")
-        return choose_more(cohort.seed, purposes, t, cohort.ids, same, rest, self.neighbors)
+        return choose_more(cohort.seed, purposes, t, cohort.ids, same, rest, self.average or self.neighbors)
 
     def _similarity(self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor) -> Tensor:
         """[m, c] similarity of each client with the peers ids [m, c], NaN for those who did not answer."""
