@@ -9,7 +9,7 @@ from interpreted import DEVICE, take_over, tl, triton
 from torch import Tensor
 
 from kinfolk import randomness
-from kinfolk.cohort import mixing
+from kinfolk.cohort import judging, mixing
 from kinfolk.matching import company, evidence, lists, mixture, outcome, similarity
 from kinfolk.peers import base
 from kinfolk.peers.faults import Faults
@@ -193,6 +193,20 @@ def test_cosines_are_the_same(kind: torch.dtype, origin: bool) -> None:
     plain, fused = both(similarity.cosines, mine, theirs, rows, start)
     torch.testing.assert_close(fused, plain, rtol=0, atol=1e-6 if kind == torch.float32 else 1e-13, equal_nan=True)
     assert float(fused[1].nan_to_num().abs().max()) == 0
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_cosines_of_gradients_are_the_same(kind: torch.dtype) -> None:
+    """Mine are some columns of longer rows; a peer may be asked for several times."""
+    mine, theirs = floats(6, 8600).to(kind), floats(3, 8500, seed=1).to(kind)
+    mine[1] = theirs[2] = 0
+    mine[3] = NAN
+    mine[0, 60:8560] = -3 * theirs[0]
+    rows = torch.tensor([0, 0, 2, 1, 0, 1])
+    plain, fused = both(lambda a, b, c: judging._cosines(a[:, 60:8560], b, c), mine, theirs, rows)
+    torch.testing.assert_close(fused, plain, rtol=0, atol=1e-6 if kind == torch.float32 else 1e-13)
+    assert fused[1:4].tolist() == [0, 0, 0]
+    assert float(fused[0]) == pytest.approx(-1)
 
 
 # -- judging by evidence -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from kinfolk.cohort.evaluation import Scores, score_chunk
 from kinfolk.cohort.program import Program, rounding, sample_losses
 from kinfolk.cohort.workers import side_by_side
 from kinfolk.data.federation import Part
+from kinfolk.kernels import dispatch
 from kinfolk.kernels.dispatch import there
 
 if TYPE_CHECKING:
@@ -77,16 +78,15 @@ class Look:
 
         def work(block: Tensor, which: Tensor, index: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
             loss, gradient = self._slope(block, index, share, columns)
-            return loss, _cosine(gradient, against[which])
+            return loss, _cosines(gradient, against, which)
 
-        numbers = 3 * self.cohort.layout.size + 4 * against.shape[1]
-        return self._over(work, weights, models, clients, numbers)
+        beside = 0 if dispatch.fused(against) else 4 * against.shape[1]
+        return self._over(work, weights, models, clients, 3 * self.cohort.layout.size + beside)
 
     def _slope(self, block: Tensor, index: Tensor, share: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-        program, labels = self.cohort.program, self.cohort.data.train.y[index]
-        loss, gradients = program.gradients(program.slots(block), self.cohort.train_x, labels, index, share)
-        parts = program.within(gradients, columns)
-        return loss.to(torch.float64), torch.cat([part.flatten(1) for part in parts], dim=1)
+        cohort, labels = self.cohort, self.cohort.data.train.y[index]
+        loss, gradient = cohort.program.slopes(block, cohort.train_x, labels, index, share, columns)
+        return loss.to(torch.float64), gradient
 
     def _over(
         self,
@@ -190,8 +190,12 @@ def _composed(cohort: Cohort, weights: Tensor, models: Tensor, clients: Tensor, 
     return block
 
 
-def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Of rows [p, c]: [p] float64, 0 where either is zero."""
-    a, b = a.to(torch.float64), b.to(torch.float64)
+def _cosines(mine: Tensor, theirs: Tensor, rows: Tensor) -> Tensor:
+    """Of mine [p, c] with theirs[rows]: [p] float64, 0 where either is zero."""
+    if dispatch.fused(mine):
+        from kinfolk.kernels.cosines import cosines
+
+        return cosines(mine, theirs, rows[:, None], None, 0.0)[:, 0]
+    a, b = mine.to(torch.float64), theirs[rows].to(torch.float64)
     norms = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
     return torch.where(norms > 0, (a * b).sum(dim=1) / norms, 0.0)

@@ -59,12 +59,13 @@ class Layout:
         parameters = dict(module.named_parameters())
         return torch.cat([parameters[name].detach().reshape(-1) for name in self.names])
 
-    def views(self, weights: Tensor) -> dict[str, Tensor]:
-        """weights [m, d] -> a view [m, *shape] per parameter."""
+    def views(self, weights: Tensor, first: int = 0) -> dict[str, Tensor]:
+        """weights [m, d] -> a view [m, *shape] per parameter; first: the column of a row that they begin with."""
         rows = weights.shape[0]
         return {
-            name: weights[:, start : start + math.prod(shape)].view(rows, *shape)
+            name: weights[:, start - first : start - first + math.prod(shape)].view(rows, *shape)
             for name, shape, start in zip(self.names, self.shapes, self.offsets)
+            if start >= first
         }
 
     def load(self, row: Tensor, module: nn.Module) -> None:

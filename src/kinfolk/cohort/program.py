@@ -48,6 +48,11 @@ class Program(Protocol):
         spare: earlier gradients that are not needed any more; the new ones may take their place.
         """
 
+    def slopes(
+        self, block: Tensor, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, columns: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Loss [m] of the models [m, d], and its gradient [m, *] in these columns alone, whole parameters."""
+
     def logits(self, block: Tensor, x: Tensor, index: Tensor) -> Tensor:
         """Scores [m, b, C] of the models [m, d] for the samples x[index]."""
 
@@ -86,6 +91,18 @@ class Explicit:
             loss = self.stack.gradients(views(slots[0]), x, labels, index, share, views(into))
         return loss, [into]
 
+    def slopes(
+        self, block: Tensor, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, columns: slice
+    ) -> tuple[Tensor, Tensor]:
+        places = dict(zip(self.layout.names, self.layout.offsets))
+        last, own = self.stack.owner(next(name for name in places if places[name] == columns.start))
+        first = min(places[name] for name in own)
+        into = block.new_empty(block.shape[0], block.shape[1] - first)  # layers lie in a row as they follow each other
+        with torch.no_grad():
+            views, of_views = self.layout.views(block), self.layout.views(into, first)
+            loss = self.stack.gradients(views, x, labels, index, share, of_views, last)
+        return loss, into[:, columns.start - first : columns.stop - first]
+
     def logits(self, block: Tensor, x: Tensor, index: Tensor) -> Tensor:
         with torch.no_grad():
             return self.stack.logits(self.layout.views(block), x, index)
@@ -101,6 +118,12 @@ class Branching(Explicit):
         self.module = module
         self._made = partial(Derived, layout=layout, precision=precision, device=device)
         self._idle: list[Derived] = []  # copies of the module, as many as threads have called at a time
+
+    def slopes(
+        self, block: Tensor, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, columns: slice
+    ) -> tuple[Tensor, Tensor]:
+        loss, (gradient,) = self.gradients([block], x, labels, index, share)
+        return loss, gradient[:, columns]
 
     def logits(self, block: Tensor, x: Tensor, index: Tensor) -> Tensor:
         try:
@@ -143,12 +166,26 @@ class Derived:
         share: Tensor | None,
         spare: list[Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        weights = [slot.detach().requires_grad_() for slot in slots]
+        return self._derived(slots, x, labels, index, share, [True] * len(slots))
+
+    def slopes(
+        self, block: Tensor, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, columns: slice
+    ) -> tuple[Tensor, Tensor]:
+        wanted = [columns.start <= start < columns.stop for start in self.layout.offsets]
+        loss, gradients = self._derived(self.slots(block), x, labels, index, share, wanted)
+        return loss, torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
+
+    def _derived(
+        self, slots: list[Tensor], x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, wanted: list[bool]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Loss [m] and the gradients of the wanted slots; autograd does not go back behind these."""
+        weights = [slot.detach().requires_grad_(want) for slot, want in zip(slots, wanted)]
         with self._lower():
             logits = self.forward(dict(zip(self.layout.names, weights)), x[index])
         losses = sample_losses(logits.to(slots[0].dtype), labels)
         each = losses.mean(dim=1) if share is None else (losses * share.to(losses.dtype)).sum(dim=1)
-        return each.detach(), list(torch.autograd.grad(each.sum(), weights, materialize_grads=True))
+        moving = [weight for weight in weights if weight.requires_grad]
+        return each.detach(), list(torch.autograd.grad(each.sum(), moving, materialize_grads=True))
 
     def logits(self, block: Tensor, x: Tensor, index: Tensor) -> Tensor:
         with torch.no_grad(), self._lower():

@@ -80,7 +80,7 @@ class PANM:
         None, "stage two: hard EM, or drift with memory; none: preset"
     )
     average: int | None = setting(
-        None, "peers of the list averaged with in a round of stage two; none: k; n - 1: the whole list", ge=1, peers=True
+        None, "peers of the list averaged with in a round of stage two; none: k; n - 1: all of it", ge=1, peers=True
     )
     company: bool | None = setting(
         None, "stage two: kin must have averaged with the same peers of late (lists are sent); none: preset"

@@ -243,7 +243,14 @@ class BranchedStack(Stack):
         self._first = 0
 
     def gradients(
-        self, views: Views, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, into: Views
+        self,
+        views: Views,
+        x: Tensor,
+        labels: Tensor,
+        index: Tensor,
+        share: Tensor | None,
+        into: Views,
+        last: int | None = None,
     ) -> Tensor:
         """As those of a stack."""
         size = math.prod(self.shape)
@@ -255,7 +262,7 @@ class BranchedStack(Stack):
             h = h.permute(0, 1, 3, 4, 2).contiguous()
         for name in self.still:
             into[name].zero_()
-        return super().gradients(Sorted(views, omega, groups), h, labels, index, share, into)
+        return super().gradients(Sorted(views, omega, groups), h, labels, index, share, into, last)
 
 
 def branched_stack(

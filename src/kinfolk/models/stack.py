@@ -177,20 +177,37 @@ class Stack:
             h, _ = layer.forward(views, h, index, False, self.precision)
         return h
 
+    def owner(self, name: str) -> tuple[int, list[str]]:
+        """Which layer has the parameter, and all of that layer's."""
+        for number, layer in enumerate(self.layers):
+            own = [getattr(layer, kind, None) for kind in ("weight", "bias")]
+            if name in own:
+                return number, [each for each in own if each is not None]
+        raise KeyError(name)
+
     def gradients(
-        self, views: Views, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, into: Views
+        self,
+        views: Views,
+        x: Tensor,
+        labels: Tensor,
+        index: Tensor,
+        share: Tensor | None,
+        into: Views,
+        last: int | None = None,
     ) -> Tensor:
         """Each client's loss [m] on x[index], labels [m, b]; its gradient is written into the views `into`.
 
-        share [m, b]: weights of the samples that sum to one; none: all the same.
+        share [m, b]: weights of the samples that sum to one; none: all the same. last: the layer that the way back ends
+        with; gradients of those before it are not wanted.
         """
         h, all_kept = x, []
-        for layer in self.layers:
-            h, kept = layer.forward(views, h, index, True, self.precision)
+        last = self._first if last is None else last
+        for number, layer in enumerate(self.layers):
+            h, kept = layer.forward(views, h, index, number >= last, self.precision)
             all_kept.append(kept)
         loss, grad = _cross_entropy(h, labels, share)
-        for number in range(len(self.layers) - 1, self._first - 1, -1):
-            layer, inputs = self.layers[number], number > self._first
+        for number in range(len(self.layers) - 1, last - 1, -1):
+            layer, inputs = self.layers[number], number > last
             below = layer.backward(views, grad, all_kept.pop(), index, into, inputs, self.precision)
             if below is not None:
                 grad = below
