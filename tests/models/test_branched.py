@@ -185,9 +185,17 @@ def test_other_nets_go_through_autograd(net: nn.Module) -> None:
     assert isinstance(program, Derived)
 
 
-def test_on_a_gpu_it_goes_through_autograd_and_says_so() -> None:
-    module = bundle(cnn(), {})
-    program, notice = program_for(module, Layout.of(module), (204,), torch.device("cuda"), "float32")
+def test_on_a_gpu_it_has_programs_of_its_own_and_in_a_short_run_autograd() -> None:
+    pytest.importorskip("triton")
+    module = bundle(cnn(), {}).float()
+    given = module, Layout.of(module), (204,), torch.device("cuda"), "float32"
+    program, notice = program_for(*given)
+    assert isinstance(program, Branching)
+    assert "compiles" in str(notice)
+    program, notice = program_for(*given, short=True)
     assert isinstance(program, Derived)
-    assert notice is not None
-    assert "branches" in notice
+    assert "so short a run" in str(notice)
+    module = bundle(mlp(), {}).float()  # nothing to compile
+    program, notice = program_for(module, Layout.of(module), (204,), torch.device("cuda"), "float32", short=True)
+    assert isinstance(program, Branching)
+    assert notice is None

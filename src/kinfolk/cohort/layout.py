@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,16 @@ class Layout:
             for name, shape, start in zip(self.names, self.shapes, self.offsets)
             if start >= first
         }
+
+    def spans(self, names: Collection[str]) -> list[slice]:
+        """The columns of these parameters, those side by side as one."""
+        found: list[slice] = []
+        for name, shape, start in zip(self.names, self.shapes, self.offsets):
+            if name in names and found and found[-1].stop == start:
+                found[-1] = slice(found[-1].start, start + math.prod(shape))
+            elif name in names:
+                found.append(slice(start, start + math.prod(shape)))
+        return found
 
     def load(self, row: Tensor, module: nn.Module) -> None:
         """Write one client's row [d] into `module`, for use outside kinfolk."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kinfolk.cohort.layout import Layout
 from kinfolk.models.branched import BranchedStack, branched_stack
+from kinfolk.models.branched_gpu import programmed_stack
 from kinfolk.models.bundle import Bundle
 from kinfolk.models.stack import Stack, stack_of
 from kinfolk.models.vectorise import Vectorised
@@ -116,8 +117,23 @@ class Branching(Explicit):
     ) -> None:
         super().__init__(stack, layout)
         self.module = module
+        self._still = layout.spans(stack.still)
         self._made = partial(Derived, layout=layout, precision=precision, device=device)
         self._idle: list[Derived] = []  # copies of the module, as many as threads have called at a time
+
+    def gradients(
+        self,
+        slots: list[Tensor],
+        x: Tensor,
+        labels: Tensor,
+        index: Tensor,
+        share: Tensor | None,
+        spare: list[Tensor] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        into = torch.empty_like(slots[0]) if spare is None else spare[0]
+        for columns in self._still:
+            into[:, columns].zero_()
+        return super().gradients(slots, x, labels, index, share, [into])
 
     def slopes(
         self, block: Tensor, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, columns: slice
@@ -173,7 +189,7 @@ class Derived:
     ) -> tuple[Tensor, Tensor]:
         wanted = [columns.start <= start < columns.stop for start in self.layout.offsets]
         loss, gradients = self._derived(self.slots(block), x, labels, index, share, wanted)
-        return loss, torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
+        return loss, torch.cat([gradient.reshape(block.shape[0], -1) for gradient in gradients], dim=1)
 
     def _derived(
         self, slots: list[Tensor], x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, wanted: list[bool]
@@ -207,18 +223,21 @@ def program_for(
     """
     derived = Derived(module, layout, precision, device)  # refuses what cannot be vectorised at all
     found: Stack | str
-    if isinstance(module, Bundle):
+    if isinstance(module, Bundle) and device.type == "cuda":
+        found = programmed_stack(module, layout.names, device, precision)
+    elif isinstance(module, Bundle):
         found = branched_stack(module, layout.names, device, precision, batch)
-        if isinstance(found, BranchedStack):
-            return Branching(found, module, layout, precision, device), None
     else:
         found = stack_of(module, layout.names, input_shape, device, precision)
     if isinstance(found, Stack):
+        program = Explicit(found, layout)
+        if isinstance(found, BranchedStack):
+            program = Branching(found, module, layout, precision, device)
         if device.type != "cuda" or not found.compiles:
-            return Explicit(found, layout), None
+            return program, None
         if not short:
             notice = "the first round compiles programs for this net and GPU: up to a minute, kept for later runs"
-            return Explicit(found, layout), notice
+            return program, notice
         found = "compiling programs for so short a run would take longer than they save"
     notice = f"the model is computed through vmap and autograd, which is several times slower here: {found}"
     return derived, notice if device.type == "cuda" else None

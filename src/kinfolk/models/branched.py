@@ -29,17 +29,38 @@ LAYERS = "net.layers."
 _aten = torch.ops.aten
 
 
-class Branched:
-    """A linear layer or a convolution with filters for each domain, ReLU, and perhaps pooling.
+class Branches:
+    """The parameters of a layer with filters for each domain."""
+
+    def __init__(self, name: str, layer: DomainLayer) -> None:
+        self.rows = Rows(name, layer)
+        self.agnostic, self.biased = layer.agnostic, layer.common.bias is not None
+        self.weight, self.bias, self.share = f"{name}.common.weight", f"{name}.common.bias", f"{name}.share"
+
+    def _common(self, views: Views) -> Tensor:
+        """Filters [m, filters, width] that all samples see."""
+        weight = views[self.weight].flatten(2)
+        return torch.cat([weight, views[self.bias][..., None]], dim=2) if self.biased else weight
+
+    def _write(self, into: Views, of_common: Tensor, of_share: Tensor) -> None:
+        """The gradients of what is common [m, filters, width], and of lambda [m]."""
+        weight = of_common[..., :-1] if self.biased else of_common
+        into[self.weight].copy_(weight.reshape(into[self.weight].shape))
+        into[self.share].copy_(of_share)
+        if self.biased:
+            into[self.bias].copy_(of_common[..., -1])
+
+
+class Branched(Branches):
+    """A linear layer or a convolution with filters for each domain, ReLU, and perhaps pooling, on a CPU.
 
     Whatever a filter is multiplied with is a field: an input, or one of the P windows of an image, with a one behind
     where there is a bias.
     """
 
     def __init__(self, name: str, layer: DomainLayer, plain: Dense | Convolve) -> None:
-        self.plain, self.rows = plain, Rows(name, layer)
-        self.agnostic, self.biased = layer.agnostic, layer.common.bias is not None
-        self.weight, self.bias, self.share = f"{name}.common.weight", f"{name}.common.bias", f"{name}.share"
+        super().__init__(name, layer)
+        self.plain = plain
 
     def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
         assert isinstance(views, Sorted)
@@ -66,19 +87,6 @@ class Branched:
     ) -> Tensor | None:
         """Write the parameters' gradients, given that of the products; return that of the fields, if wanted."""
         raise NotImplementedError
-
-    def _common(self, views: Views) -> Tensor:
-        """Filters [m, filters, width] that all samples see."""
-        weight = views[self.weight].flatten(2)
-        return torch.cat([weight, views[self.bias][..., None]], dim=2) if self.biased else weight
-
-    def _write(self, into: Views, of_common: Tensor, of_share: Tensor) -> None:
-        """The gradients of what is common [m, filters, width], and of lambda [m]."""
-        weight = of_common[..., :-1] if self.biased else of_common
-        into[self.weight].copy_(weight.reshape(into[self.weight].shape))
-        into[self.share].copy_(of_share)
-        if self.biased:
-            into[self.bias].copy_(of_common[..., -1])
 
     def _fields(self, h: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """What filters see of inputs h, [m, b, P, width], and how many there are in height and width."""
@@ -260,28 +268,19 @@ class BranchedStack(Stack):
         h = x.index_select(0, index.flatten())[:, :size].reshape(*index.shape, *self.shape)
         if h.dim() > 3:
             h = h.permute(0, 1, 3, 4, 2).contiguous()
-        for name in self.still:
-            into[name].zero_()
         return super().gradients(Sorted(views, omega, groups), h, labels, index, share, into, last)
 
 
 def branched_stack(
     module: Bundle, names: tuple[str, ...], device: torch.device, precision: str, batch: int
 ) -> BranchedStack | str:
-    """The module as a stack, or in a few words why it cannot be one. `names` are its trainable parameters.
+    """The module as a stack for a CPU, or in a few words why it cannot be one. `names` are its trainable parameters.
 
     batch: samples of a step.
     """
-    if device.type != "cpu":
-        return "layers with branches have no programs of their own on a GPU"
-    layers = module.net.layers
-    plain = nn.Sequential(*(layer.common if isinstance(layer, DomainLayer) else layer for layer in layers))
-    hidden = {str(place) for place, layer in enumerate(layers) if isinstance(layer, DomainLayer)}
-    moving = [name for name, p in plain.named_parameters() if p.requires_grad or name.split(".")[0] in hidden]
-    found = stack_of(plain, tuple(moving), module.input_shape, device, precision)
-    if isinstance(found, str):
-        return found
-    steps = [step for step in found.layers if not isinstance(step, Gather)]
+    steps = plain_layers(module, device, precision)
+    if isinstance(steps, str):
+        return steps
     images = isinstance(steps[0], Convolve)
     shape = module.input_shape if images else (math.prod(module.input_shape),)
     sides = [*shape[1:]]
@@ -290,23 +289,49 @@ def branched_stack(
         if isinstance(step, Convolve):
             step.first = False  # images come sorted
             sides = [side + 2 * step.padding - step.side + 1 for side in sides]
-            made.append(_branched(step, layers, math.prod(pooled(side, step.pool) for side in sides), batch))
+            made.append(_branched(step, module, math.prod(pooled(side, step.pool) for side in sides), batch))
             sides = [side // step.pool for side in sides]
         else:
-            made.append(_branched(step, layers, 1, batch) if isinstance(step, Dense) else step)
-    return BranchedStack(made, precision, shape, [name for name in names if not name.startswith(LAYERS)])
+            made.append(_branched(step, module, 1, batch) if isinstance(step, Dense) else step)
+    return BranchedStack(made, precision, shape, unreached(names))
 
 
-def _branched(step: Convolve | Dense, layers: nn.ModuleList, fields: int, batch: int) -> Layer:
-    """The layer as it is in a stack, or with branches where it has them; fields: of a sample, that filters see."""
+def plain_layers(module: Bundle, device: torch.device, precision: str) -> list[Layer] | str:
+    """The layers of the net as they would be in a plain stack, or why it cannot be one."""
+    layers = module.net.layers
+    plain = nn.Sequential(*(layer.common if isinstance(layer, DomainLayer) else layer for layer in layers))
+    hidden = {str(place) for place, layer in enumerate(layers) if isinstance(layer, DomainLayer)}
+    moving = [name for name, p in plain.named_parameters() if p.requires_grad or name.split(".")[0] in hidden]
+    found = stack_of(plain, tuple(moving), module.input_shape, device, precision)
+    return found if isinstance(found, str) else [step for step in found.layers if not isinstance(step, Gather)]
+
+
+def unreached(names: tuple[str, ...]) -> list[str]:
+    """Of the trainable parameters those that no gradient reaches: whatever is no layer of the net."""
+    return [name for name in names if not name.startswith(LAYERS)]
+
+
+def split_layer(step: Any, module: Bundle) -> tuple[str, DomainLayer] | None:
+    """The name in the module of a step of `plain_layers` and the layer that it stands for, if that has branches.
+
+    One that has none is given its parameters' names in the module.
+    """
     place = step.weight.removesuffix(".weight")
-    layer = layers[int(place)] if place.isdecimal() else None
-    name = f"{LAYERS}{place}"
+    layer = module.net.layers[int(place)] if place.isdecimal() else None
     if isinstance(layer, DomainLayer):
-        domains, filters, _ = layer.rows.shape
-        early = Rows(name, layer).linear and fields * batch < domains * filters
-        return BySamples(name, layer, step) if fields >= filters and not early else ByGroups(name, layer, step, early)
+        return f"{LAYERS}{place}", layer
     step.weight = f"{LAYERS}{step.weight}"
     if step.bias is not None:
         step.bias = f"{LAYERS}{step.bias}"
-    return step
+    return None
+
+
+def _branched(step: Convolve | Dense, module: Bundle, fields: int, batch: int) -> Layer:
+    """The layer as it is in a stack, or with branches where it has them; fields: of a sample, that filters see."""
+    found = split_layer(step, module)
+    if found is None:
+        return step
+    name, layer = found
+    domains, filters, _ = layer.rows.shape
+    early = Rows(name, layer).linear and fields * batch < domains * filters
+    return BySamples(name, layer, step) if fields >= filters and not early else ByGroups(name, layer, step, early)

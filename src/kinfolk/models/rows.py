@@ -131,7 +131,9 @@ def _wide(values: Tensor, width: int) -> Tensor:
 
 
 def _along(graph: Tensor, values: Tensor) -> Tensor:
-    """graph [m, D, D] @ values [m, D, q]; most often every domain is alone."""
+    """graph [m, D, D] @ values [m, D, q]; most often every domain is alone, but asking a GPU would make it wait."""
+    if graph.is_cuda:
+        return torch.bmm(graph, values)
     alone = torch.eye(graph.shape[1], dtype=graph.dtype)
     return values if bool((graph == alone).all()) else torch.bmm(graph, values)
 
