@@ -70,6 +70,9 @@ def test_a_row_beside_another_has_its_colour_dashed() -> None:
     found = looks({"A": Row(), "B": Row(), "B robust": Row(beside="B")})
     assert found["B robust"] == (found["B"][0], "--")
     assert found["A"][0] != found["B"][0]
+    three = looks({"A": Row(), "A robust": Row(beside="A"), "A literal": Row(beside="A")})
+    assert {colour for colour, _ in three.values()} == {found["A"][0]}
+    assert len({style for _, style in three.values()}) == 3
     many = looks({str(i): Row() for i in range(20)})
     assert len(set(many.values())) == 20
 

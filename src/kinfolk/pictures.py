@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,14 +246,19 @@ def two_groups(similarity: np.ndarray) -> np.ndarray:
 
 
 def looks(rows: dict[str, Row]) -> dict[str, tuple[str, str]]:
-    """(colour, line style) of each row: those `beside` another have its colour, dashed."""
+    """(colour, line style) of each row: those `beside` another have its colour, dashed, the next of them dotted."""
     own = [label for label, row in rows.items() if row.beside is None]
     colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(own)}
     styles = {label: ("-", "-.", ":")[i // len(COLOURS) % 3] for i, label in enumerate(own)}
-    return {
-        label: (colours[label], styles[label]) if row.beside is None else (colours.get(row.beside, GREY), "--")
-        for label, row in rows.items()
-    }
+    found: dict[str, tuple[str, str]] = {}
+    others: Counter[str] = Counter()
+    for label, row in rows.items():
+        if row.beside is None:
+            found[label] = colours[label], styles[label]
+        else:
+            found[label] = colours.get(row.beside, GREY), ("--", ":", "-.")[others[row.beside] % 3]
+            others[row.beside] += 1
+    return found
 
 
 def _history(result: Result, metric: str) -> dict[int, float]:
