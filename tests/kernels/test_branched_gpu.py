@@ -11,6 +11,7 @@ from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.program import Branching, Derived, program_for
 from kinfolk.methods.fedcg import FedCG
 from kinfolk.models import branched_gpu
+from kinfolk.models import nets as kinfolk_nets
 
 CLIENTS, BATCH, SAMPLES, CLASSES, DOMAINS = 2, 4, 12, 4, 3
 GPU = torch.device("cuda")
@@ -94,6 +95,28 @@ def test_gradients_are_those_of_autograd(net: str, settings: dict[str, Any], ome
     loss, gradient, wanted, expected = both(net, settings, "float32", omega)
     torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("net", ["cnn", "cnn with many channels", "one convolution"])
+def test_convolutions_may_be_multiplied_with_all_domains_at_once(
+    net: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are where filters are large and images small: the last ones of a deep net."""
+    monkeypatch.setattr(branched_gpu, "_as_own", lambda shape: 10**9)
+    settings = {"layers": "all"} | settings
+    loss, gradient, wanted, expected = both(net, settings, "float32", "soft")
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_large_filter_for_few_pixels_is_not_mixed_for_each_sample() -> None:
+    """The net `cnn` on 28×28 pixels: its last convolution has 36,928 weights for the 4 pixels that pooling looks at."""
+    for name, kind in (("cnn", branched_gpu.ByDomains), ("cnn2", branched_gpu.Own)):
+        module = FedCG().wrap(kinfolk_nets.NETS[name]((1, 28, 28), 10), (1, 28, 28))
+        stack = branched_gpu.programmed_stack(module, Layout.of(module).names, GPU, "float32")  # type: ignore[arg-type]
+        assert isinstance(stack, branched_gpu.ProgrammedStack)
+        assert [type(layer) for layer in stack.layers if isinstance(layer, branched_gpu.Branches)] == [kind]
 
 
 @pytest.mark.parametrize("net", [pytest.param("cnn", marks=on_gpu), "mlp"])

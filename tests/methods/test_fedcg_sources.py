@@ -13,6 +13,7 @@ from conftest import make_federation, tiny_experiment
 from kinfolk import UserError, engines
 from kinfolk.cohort import newcomers
 from kinfolk.config import read
+from kinfolk.data.federation import Part
 from kinfolk.methods import domain_labels, find
 from kinfolk.methods.fedcg import Columns
 from kinfolk.models.coarse import look
@@ -27,6 +28,19 @@ def test_presets() -> None:
     assert (printed.source, printed.param_relu, printed.learn_graph) == ("classifier", True, True)
     assert find("fedcg")(source="random").source == "random"
     assert find("fedcg")(param_relu=True).param_relu is True
+
+
+def test_shares_of_domains_count_every_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of several sizes, out of order, one of them with nothing; and nobody with anything."""
+    sizes, starts = torch.tensor([2, 0, 3, 1]), torch.tensor([3, 6, 0, 5])
+    x = torch.cat([torch.randn(6, 4), torch.eye(3)[[0, 1, 1, 2, 2, 0]]], dim=1)
+    part = Part(x, torch.zeros(6, dtype=torch.long), starts, sizes)
+    wanted = torch.tensor([[0, 0, 1], [0, 0, 0], [1 / 3, 2 / 3, 0], [1, 0, 0]], dtype=torch.float64)
+    for at_once in (64, 1, 3):
+        monkeypatch.setattr(domain_labels, "CLIENTS_AT_ONCE", at_once)
+        torch.testing.assert_close(domain_labels.shares(part, x, 3), wanted)
+    empty = Part(x[:0], part.y[:0], torch.zeros(2, dtype=torch.long), torch.zeros(2, dtype=torch.long))
+    assert domain_labels.shares(empty, x[:0], 3).tolist() == [[0, 0, 0]] * 2
 
 
 # -- sums ----------------------------------------------------------------------------------------------------------

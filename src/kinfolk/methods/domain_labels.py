@@ -72,7 +72,7 @@ def _by_sums(cohort: Cohort, teacher: Tensor, rows: Tensor) -> Iterator[tuple[Te
     part, module = cohort.data.train, cohort.model.teacher
     assert isinstance(module, Teacher)
     for some in torch.split(rows, CLIENTS_AT_ONCE) if len(rows) else ():
-        index, inside = _padded(part, some)
+        index, inside = padded(part, some)
         with torch.no_grad():
             looks = _looks(cohort, index).to(teacher)
             scores = functional_call(module, _named(module, teacher), (looks, part.y[index]))
@@ -87,7 +87,7 @@ def found_by_sums(t: int, cohort: Cohort, asked: Tensor, domains: int, peers: Pe
     module = cohort.model.teacher
     assert isinstance(module, Teacher)
     kinds = module.offset.shape[0]
-    index, inside = _padded(part, rows)
+    index, inside = padded(part, rows)
     features = _looks(cohort, index) * inside[..., None]
     classes = (part.y[index][..., None] == torch.arange(kinds, device=cohort.device)) * inside[..., None]
     sight = discovery.Sight(features, classes, rows.to(cohort.device), len(cohort), peers, t)
@@ -100,14 +100,26 @@ def _named(module: torch.nn.Module, row: Tensor) -> dict[str, Tensor]:
     return {name: view[0] for name, view in Layout.of(module).views(row[None]).items()}
 
 
-def _padded(part: Part, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Places [k, w] of the samples of clients rows [k], and [k, w] float64 which of them are there."""
-    sizes, starts = part.sizes[rows], part.starts.cpu()[rows]
-    position = torch.arange(max(1, int(sizes.max())) if len(rows) else 1)
-    inside = position < sizes[:, None]
+def padded(part: Part, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Places [k, w] of the samples of clients rows [k], given on the CPU, and [k, w] float64 which of them are there.
+
+    Where they are not it is the client's first sample. Nothing waits for a GPU.
+    """
+    device, sizes = part.y.device, part.sizes[rows]
+    position = torch.arange(max(1, int(sizes.max())) if len(rows) else 1, device=device)
+    inside = position < sizes.to(device, non_blocking=True)[:, None]
+    starts = part.starts[rows.to(device, non_blocking=True)]
     index = starts[:, None] + torch.where(inside, position, 0)
-    device = part.y.device
-    return index.clamp(max=len(part.y) - 1).to(device), inside.to(device, torch.float64)
+    return index.clamp(max=len(part.y) - 1), inside.to(torch.float64)
+
+
+def shares(part: Part, x: Tensor, domains: int) -> Tensor:
+    """[m, D] of each client's samples, whose rows are x [N, pixels + D]."""
+    found = [x.new_zeros(0 if len(x) else part.sizes.numel(), domains, dtype=torch.float64)]
+    for some in torch.split(torch.arange(part.sizes.numel()), CLIENTS_AT_ONCE) if len(x) else ():
+        index, inside = padded(part, some)
+        found.append((x[index, -domains:] * inside[..., None]).sum(dim=1))
+    return torch.cat(found) / part.sizes.to(x.device).clamp(min=1)[:, None]
 
 
 def _looks(cohort: Cohort, index: Tensor) -> Tensor:

@@ -235,7 +235,7 @@ class FedCG(Sharing):
         cohort.train(t, active=chosen, part=columns.task)
         sizes = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
         with cohort.room.threads(0):
-            shares = self._shares(cohort)
+            shares = domain_labels.shares(cohort.data.train, cohort.train_x, self.domains)
         mean = peers.mean(t, cohort.weights, sizes, before=state.model)
         if self.layers == "whole":
             mean = self._apart(t, cohort, mean, state.model, shares * sizes[:, None], peers)
@@ -276,15 +276,6 @@ class FedCG(Sharing):
         for name in (name for name in cohort.layout.names if name.endswith(".rows")):
             into[name][0] = views[name].diagonal(dim1=0, dim2=1).movedim(-1, 0)
         return joined
-
-    def _shares(self, cohort: Cohort) -> Tensor:
-        """[m, D] of each client's training samples."""
-        part = cohort.data.train
-        client = part.owners().to(cohort.device)
-        index = part.places(torch.arange(len(cohort))).to(cohort.device)
-        totals = torch.zeros(len(cohort), self.domains, dtype=torch.float64, device=cohort.device)
-        totals.index_add_(0, client, cohort.train_x[index, -self.domains :].double())
-        return totals / part.sizes.to(cohort.device).clamp(min=1)[:, None]
 
     def meets(self, cohort: Cohort, state: State, part: Part) -> Outsiders:
         """How clients that never train fare."""

@@ -1,8 +1,9 @@
 """FedCG's net as explicit passes over many clients on a GPU: nothing in them waits, so that steps can be recorded.
 
 To a convolution every sample is a client by itself, with filters of its own, mixed of its domains': the programs of the
-plain layer do the rest. A linear layer multiplies a sample with the filters of all domains at once and weighs what
-comes out, as its filters are many more than the numbers they are multiplied with.
+plain layer do the rest. Where filters have many more numbers than what they are multiplied with, as those of a linear
+layer and of the last convolution of a deep net, a sample is multiplied with the filters of all domains at once, and
+what comes out is weighed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.models.branched import BranchedStack, Branches, plain_layers, split_layer, unreached
+from kinfolk.models.branched import Branched, BranchedStack, Branches, plain_layers, split_layer, unreached
 from kinfolk.models.bundle import Bundle
+from kinfolk.models.convolve import Convolve
 from kinfolk.models.domains import DomainLayer
 from kinfolk.models.rows import Sorted
 from kinfolk.models.stack import ChannelsLast, Convolved, Dense, Layer, Stack, Views, product
@@ -73,44 +75,37 @@ class Own(Branches):
         return below.view(*index.shape, *below.shape[2:])
 
 
-class Weighed(Branches):
-    """A linear layer, with or without ReLU: the results of all domains, weighed for each sample."""
+class ByDomains(Branched):
+    """Fields are multiplied with the filters of all domains at once, and what comes out is weighed for each sample."""
 
-    def __init__(self, name: str, layer: DomainLayer, plain: Dense) -> None:
-        super().__init__(name, layer)
-        self.relu = plain.relu
+    def __init__(self, name: str, layer: DomainLayer, plain: Dense | Convolve, fields: int) -> None:
+        """fields: of a sample."""
+        super().__init__(name, layer, plain)
+        self.fields = fields
 
-    def forward(self, views: Views, h: Tensor, index: Tensor, keep: bool, precision: str) -> tuple[Tensor, Any]:
-        assert isinstance(views, Sorted)
+    def _multiply(self, views: Sorted, x: Tensor, precision: str) -> tuple[Tensor, Any]:
         rows, along = self.rows.forward(views, True, precision)
         every, omega = rows, views.omega
         if self.agnostic:  # what is common comes first, and everybody sees it
             every = torch.cat([self._common(views)[:, None], rows * views[self.share].view(-1, 1, 1, 1)], dim=1)
             omega = torch.cat([torch.ones_like(omega[..., :1]), omega], dim=2)
-        x = torch.cat([h, torch.ones_like(h[..., :1])], dim=2) if self.biased else h
-        z = product(x, every.flatten(1, 2).transpose(1, 2), precision)
-        out = (z.view(*omega.shape, -1) * omega[..., None]).sum(dim=2)
-        out = out.relu_() if self.relu else out
-        return out, (x, rows, along, every, omega, out)
+        omega = omega[:, :, None, :, None]  # m, b, fields, domains, filters
+        z = product(x.flatten(1, 2), every.flatten(1, 2).transpose(1, 2), precision)
+        out = (z.view(*x.shape[:3], every.shape[1], -1) * omega).sum(dim=3)
+        return out, (rows, along, every, omega)
 
-    def backward(
-        self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
+    def _back(
+        self, views: Sorted, grad: Tensor, x: Tensor, kept: Any, into: Views, inputs: bool, precision: str
     ) -> Tensor | None:
-        assert isinstance(views, Sorted)
-        x, rows, along, every, omega, out = kept
-        if self.relu:
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        slope = (grad[:, :, None] * omega[..., None]).flatten(2)
-        of_rows = product(slope.transpose(1, 2), x, precision).view(every.shape)
+        rows, along, every, omega = kept
+        slope = (grad[:, :, :, None] * omega).flatten(3).flatten(1, 2)
+        of_rows = product(slope.transpose(1, 2), x.flatten(1, 2), precision).view(every.shape)
         if self.agnostic:
             of_common, of_rows = of_rows[:, 0], of_rows[:, 1:]
             self._write(into, of_common, (of_rows * rows).sum(dim=(1, 2, 3)))
             of_rows = of_rows * views[self.share].view(-1, 1, 1, 1)
         self.rows.backward(views, of_rows, along, into, True, precision)
-        if not inputs:
-            return None
-        below = product(slope, every.flatten(1, 2), precision)
-        return below[..., :-1] if self.biased else below
+        return product(slope, every.flatten(1, 2), precision).view(x.shape) if inputs else None
 
 
 class ProgrammedStack(BranchedStack):
@@ -130,9 +125,9 @@ class ProgrammedStack(BranchedStack):
         plain, own = super().outputs or 0, 0
         for layer in self.layers:
             if isinstance(layer, Own):
-                own += layer.program.outputs + 3 * math.prod(layer.rows.shape[1:])
-            elif isinstance(layer, Weighed):
-                own += (layer.rows.shape[0] + 1) * layer.rows.shape[1]
+                own += layer.program.outputs + _as_own(layer.rows.shape)
+            elif isinstance(layer, ByDomains):
+                own += _by_domains(layer.rows.shape, layer.fields)
         return plain + own
 
     def samples(self, x: Tensor) -> Tensor:
@@ -151,12 +146,14 @@ class ProgrammedStack(BranchedStack):
         """As those of a stack."""
         size, first = math.prod(self.shape), self.layers[0]
         rows = x[index]
-        pixels = rows[..., :size].reshape(-1, *self.shape)
-        omega = rows[..., size:]
-        if isinstance(first, (Convolved, Own, ChannelsLast)):  # they read a data set: here that of the step
-            if not isinstance(first, ChannelsLast):
-                pixels = first.program.samples(pixels, self.precision)
+        pixels, omega = rows[..., :size].reshape(-1, *self.shape), rows[..., size:]
+        if isinstance(first, (Convolved, Own)):  # they read a data set: here that of the step
+            pixels = first.program.samples(pixels, self.precision)
             index = torch.arange(index.numel(), device=x.device).view(index.shape)
+        elif isinstance(first, ChannelsLast):
+            index = torch.arange(index.numel(), device=x.device).view(index.shape)
+        elif len(self.shape) > 1:
+            pixels = pixels.permute(0, 2, 3, 1).reshape(*index.shape, *self.shape[1:], self.shape[0])
         else:
             pixels = pixels.view(*index.shape, -1)
         return Stack.gradients(self, Sorted(views, omega, []), pixels, labels, index, share, into, last)
@@ -172,12 +169,34 @@ def programmed_stack(
     made: list[Layer] = []
     for step in steps:
         found = split_layer(step, module) if isinstance(step, (Convolved, Dense)) else None
-        if found is not None:
-            step = Own(*found, step) if isinstance(step, Convolved) else Weighed(*found, step)  # type: ignore[arg-type]
-        made.append(step)
+        made.append(step if found is None else _branched(*found, step))
+    if isinstance(made[0], ChannelsLast) and isinstance(made[1], ByDomains):
+        made = made[1:]  # it is given images as it wants them
     images = not isinstance(steps[0], Dense)
     shape = module.input_shape if images else (math.prod(module.input_shape),)
     return ProgrammedStack(made, precision, shape, unreached(names))
+
+
+def _branched(name: str, layer: DomainLayer, step: Layer) -> Layer:
+    """The layer with branches that stands for a plain one: whatever leaves fewer numbers in memory for a sample."""
+    if isinstance(step, Dense):
+        return ByDomains(name, layer, step, 1)
+    assert isinstance(step, Convolved)
+    program, shape = step.program, tuple(layer.rows.shape)
+    fields = math.prod(program.out_size) * program.pool**2
+    if _as_own(shape) <= _by_domains(shape, fields):
+        return Own(name, layer, step)
+    return ByDomains(name, layer, Convolve(name, layer.common, program.pool, first=False), fields)  # type: ignore[arg-type]
+
+
+def _as_own(shape: tuple[int, ...]) -> int:
+    """Numbers for a sample with filters of its own, of rows [D, filters, width]: as they are, mixed, and widened."""
+    return 4 * shape[1] * shape[2]
+
+
+def _by_domains(shape: tuple[int, ...], fields: int) -> int:
+    """Numbers for a sample of so many fields: these, and the results of all domains, weighed or not."""
+    return fields * (shape[2] + 2 * (shape[0] + 1) * shape[1])
 
 
 def _pieces(samples: int) -> list[slice]:
