@@ -1,5 +1,9 @@
 """Which way a net is computed, and what the user is told of it."""
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -54,6 +58,28 @@ def test_steps_that_cannot_be_recorded_are_told() -> None:
     assert cohort.trouble() is None
     cohort._replay.trouble = "it waits"
     assert "it waits" in str(cohort.trouble())
+
+
+def test_what_is_recorded_does_not_keep_a_cohort_alive() -> None:
+    """Or the memory of a GPU would stay taken after a run, until Python happens to look for cycles."""
+
+    class Kept(Replay):
+        def __call__(self, key: Any, work: Any, *inputs: torch.Tensor) -> torch.Tensor:
+            self.work = work
+            return work(*inputs)  # type: ignore[no-any-return]
+
+    cohort = make_cohort(make_federation([4, 4]), lambda: nn.Linear(6, 3))
+    cohort._replay = replay = Kept()
+    gc.collect()
+    gc.disable()
+    try:
+        cohort.train(1)
+        assert replay.work is not None
+        seen = weakref.ref(cohort)
+        del cohort
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

@@ -258,14 +258,14 @@ class Cohort:
         beside: list[Tensor],
     ) -> Tensor:
         """The planned local steps on the models `block`, in place; on a GPU replayed from the third time on."""
-        data = self.data.train
+        data, program = self.data.train, self.program  # what is recorded must not keep the cohort alive
         x, looks = (self.train_x, []) if batches.looks is None else (data.x, [batches.looks])
         if self._replay is None:
-            return train_chunk(self.program, block, x, data.y, batches, sizes, settings, part, steer, beside)
+            return train_chunk(program, block, x, data.y, batches, sizes, settings, part, steer, beside)
 
         def work(models: Tensor, index: Tensor, sizes: Tensor, *more: Tensor) -> Tensor:
             here = Plan(index, batches.frame, *more[: len(looks)])
-            return train_chunk(self.program, models, x, data.y, here, sizes, settings, part, steer, more[len(looks) :])
+            return train_chunk(program, models, x, data.y, here, sizes, settings, part, steer, more[len(looks) :])
 
         key = (
             tuple(block.shape), batches.counts.numpy().tobytes(), None if part is None else (part.start, part.stop),

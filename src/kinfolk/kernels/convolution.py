@@ -15,14 +15,16 @@ WIDEST = 128  # columns of a factor at a time, where they can be taken in pieces
 PROGRAMS = 2048  # enough to fill a large GPU several times over
 DOTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # how the matrix units multiply
 # Forward: numbers of a line, windows, warps, stages of loading, blocks of windows for each program. Filters: the same
-# without blocks. Inputs: blocks of pixels, warps.
-TILES: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {
+# without blocks. Inputs: blocks of pixels, warps. With a third word: for filters of that side.
+TILES: dict[str, dict[tuple[str | int, ...], tuple[int, ...]]] = {
     "bf16": {
         ("forward", "first"): (64, 128, 4, 1, 8),
         ("forward", "inner"): (64, 64, 4, 3, 1),
         ("filters", "first"): (64, 64, 4, 1),
         ("filters", "inner"): (128, 32, 4, 1),
         ("inputs", "inner"): (64, 4),
+        ("filters", "first", 5): (32, 128, 4, 1),
+        ("filters", "inner", 5): (64, 64, 4, 1),
     },
     "tf32": {("forward", "first"): (64, 64, 4, 1, 4), ("forward", "inner"): (32, 64, 4, 3, 1)},
     "float32": {("forward", "first"): (64, 64, 4, 1, 1), ("forward", "inner"): (64, 64, 4, 1, 1)},
@@ -182,7 +184,8 @@ class Convolution:
 
     def _tile(self, what: str, precision: str) -> tuple[int, ...]:
         """Numbers and windows at a time, warps, and how far ahead to load, as they turned out best on an H200."""
-        columns, *rest = TILES[precision][what, "first" if self.first else "inner"]
+        place = what, "first" if self.first else "inner"
+        columns, *rest = TILES[precision].get((*place, self.kernel), TILES[precision][place])
         if self.pool * self.tile > WIDEST:
             columns, rest[1] = min(columns, 64), 8  # a wide result is spread over more warps
         if what == "forward":
