@@ -350,6 +350,21 @@ def test_an_interrupted_comparison_says_how_to_go_on_with_all_of_it(
     assert "random seed 0: 2 rounds on cpu, runs/tiny/random-seed0, going on after round 1" in ended.err
 
 
+def test_ctrl_c_in_the_last_round_of_a_run_ends_a_comparison_too(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press_ctrl_c(self: Reporter, t: int, row: dict[str, Any] | None) -> None:
+        if (self.label, t) == ("local seed 0", 2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as keyboard:
+        keyboard.setattr(Reporter, "round", press_ctrl_c)
+        ended = command("compare", "tiny.toml", "--methods", "random", "--device", "cpu")
+    assert ended.code == 130
+    assert "stopped after round 2; go on with: kinfolk compare tiny.toml" in ended.err.splitlines()[-1]
+    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == ["local-seed0"]
+
+
 def test_a_tensor_that_no_machine_holds_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError) as failure:
         torch.empty(2**50, dtype=torch.uint8)

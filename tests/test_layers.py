@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "parallel": {"data", "experiment", "stopping", "studies"},
     "reproduce": {
         *("carry", "studies", "pictures", "measures", "parallel", "comparison", "config", "experiment"),
-        *("report", "runs"),
+        *("report", "runs", "stopping"),
     },
     "visits": {"cohort", "peers"},
     "engines": {"aggregation", "cohort", "peers", "data", "metrics", "visits"},
@@ -46,7 +46,7 @@ MAY_IMPORT = {
         *("models", "cohort", "data", "peers", "runs"),
     },
     "exporting": {"config", "experiment", "models", "cohort", "data", "runs"},
-    "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "runs"},
+    "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "runs", "stopping"},
     "progress": {"config", "experiment", "parallel"},
 }
 FREE = {"__init__", "__main__", "cli", "commands"}  # the public surface and the command line may use everything

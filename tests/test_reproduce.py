@@ -105,6 +105,21 @@ def test_more_neighbors_than_peers_are_lowered_and_the_run_is_found_again() -> N
 # -- stopped and moved -------------------------------------------------------------------------------------------
 
 
+def test_a_stop_in_the_last_round_of_a_cell_does_not_begin_the_next() -> None:
+    class Stop(Ran):
+        def round(self, t: int, row: dict[str, Any] | None) -> None:
+            if t == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted) as stopped:
+        reproduce("mine.toml", rows=["Gossip"], observer=Stop())
+    assert stopped.value.round == 2
+    assert [state for _, state in look("mine.toml").states()].count("finished") == 1
+    assert len(cells()) == 1
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    reproduce("mine.toml", rows=["Gossip"], columns=["two"], seeds=1, observer=Stop())  # of the last one: all is done
+
+
 def test_a_stop_within_a_cell_loses_nothing() -> None:
     class Stop(Ran):
         def round(self, t: int, row: dict[str, Any] | None) -> None:

@@ -12,13 +12,14 @@ import numpy as np
 from kinfolk.config import Config, read, resolve
 from kinfolk.data.federation import Federation
 from kinfolk.errors import UserError
-from kinfolk.experiment import Observer, Result, clip, load_federation, read_result, resume, run
+from kinfolk.experiment import Interrupted, Observer, Result, clip, load_federation, read_result, resume, run
 from kinfolk.methods import find
 from kinfolk.metrics import helped_and_hurt
 from kinfolk.models import Factory
 from kinfolk.runs.files import explained, strict_json, write_atomically
 from kinfolk.runs.folder import RunFolder, free_path
 from kinfolk.runs.tables import to_csv
+from kinfolk.stopping import interruptible
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,13 @@ def compare(
     if (folder / "config.toml").exists():
         raise UserError(f"{folder} holds a single run, not a comparison; choose another --out")
     cells = {name: [config.with_method(name).with_run(seed=seed) for seed in numbers] for name in plan}
-    runs = {
-        name: [complete(cell, folder / f"{name}-seed{cell.run.seed}", data, model, observer) for cell in column]
-        for name, column in cells.items()
-    }
+    runs: dict[str, list[Result]] = {name: [] for name in cells}
+    with interruptible(observer.notice) as stop:
+        for name, cell in [(name, cell) for name, column in cells.items() for cell in column]:
+            path = folder / f"{name}-seed{cell.run.seed}"
+            runs[name].append(complete(cell, path, data, model, observer))
+            if stop.is_set() and cell is not cells[plan[-1]][-1]:  # asked for in its last round
+                raise Interrupted(path, cell.run.rounds)
     comparison = Comparison(folder, [_row(name, results, runs.get("local")) for name, results in runs.items()], runs)
     with explained(lambda error: UserError(f"{folder / 'comparison.json'} cannot be written: {error.strerror}")):
         write_atomically(folder / "comparison.json", (strict_json(comparison.as_dict(), indent=2) + "\n").encode())

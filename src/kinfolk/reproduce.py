@@ -18,13 +18,14 @@ from kinfolk import carry, measures, parallel, pictures
 from kinfolk.comparison import complete
 from kinfolk.config import Config, resolve
 from kinfolk.errors import UserError, nearest
-from kinfolk.experiment import Observer, Result, clip, find_device, read_result
+from kinfolk.experiment import Interrupted, Observer, Result, clip, find_device, read_result
 from kinfolk.report.published import Entry, csv_rows, table
 from kinfolk.runs import pack as packs
 from kinfolk.runs.files import explained, write_atomically
 from kinfolk.runs.folder import RunFolder
 from kinfolk.runs.graph import MERGED
 from kinfolk.runs.tables import to_csv
+from kinfolk.stopping import interruptible
 from kinfolk.studies import Cell, Study, locate, read_study
 
 HOME = Path("runs") / "reproduce"
@@ -231,10 +232,13 @@ def reproduce(
         jobs = [(cell, found.paths[cell.name]) for cell in missing]
         failed = parallel.complete_all(jobs, workers, observer, found.keep)
     else:
-        for number, cell in enumerate(missing, start=1):
-            observer.cell(number, len(missing), cell.name)
-            path = found.paths[cell.name]
-            found.keep(path, complete(cell.config, path, observer=observer))
+        with interruptible(observer.notice) as stop:
+            for number, cell in enumerate(missing, start=1):
+                observer.cell(number, len(missing), cell.name)
+                path = found.paths[cell.name]
+                found.keep(path, complete(cell.config, path, observer=observer))
+                if stop.is_set() and number < len(missing):  # asked for in its last round
+                    raise Interrupted(path, cell.config.run.rounds)
     if pack is not None:
         found.pack(Path(pack), observer.notice)
     try:
