@@ -111,6 +111,22 @@ def test_chunks_side_by_side_give_the_numbers_of_one_after_the_other(
 
 
 @pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("active", [None, [True, False, True, True, False]], ids=["all", "some"])
+@pytest.mark.parametrize("sizes", [EQUAL, RAGGED], ids=["equal", "ragged"])
+def test_models_that_are_one_in_memory_train_like_models_of_their_own(
+    sizes: list[int], active: list[bool] | None
+) -> None:
+    data = make_federation(sizes, (6,))
+    one, own = (make_cohort(data, mlp, precision="float32", chunk=1, shared=shared) for shared in (True, False))
+    assert one.weights.stride(0) == 0
+    for cohort in (one, own):
+        cohort.train(1, None if active is None else torch.tensor(active))
+    assert torch.equal(one.weights, own.weights)
+    resting = [not (moves and size) for moves, size in zip(active or [True] * len(sizes), sizes)]
+    assert (own.weights == own.initial).all(dim=1).tolist() == resting
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_a_client_alone_gets_the_bits_it_gets_in_company() -> None:
     def wide() -> nn.Module:
         return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))

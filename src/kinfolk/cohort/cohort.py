@@ -221,7 +221,7 @@ class Cohort:
         if self.noise is not None:
             assert steer is None, "one thing at a time is done to a gradient"
             steer = self.noise.on(self.seed, t, self.ids, purpose)
-        after = models.clone()
+        after = torch.empty_like(models) if bool(steps.all()) else models.clone()  # who trains is copied by its worker
         loss = torch.full((len(self),), torch.nan, dtype=torch.float64, device=self.device)
 
         def work(rows: Tensor) -> None:
@@ -230,7 +230,7 @@ class Cohort:
             sizes = data.sizes[rows]
             frame = self._frames(sizes, settings)
             batches = plan(self.seed, t, self.ids[here], data.starts[here], sizes, settings, purpose, frame)
-            block = after[here]  # a copy, or the place itself
+            block = models[here] if span is None else after[span].copy_(models[span])  # a copy, or the place itself
             beside = [] if steer is None else [tensor[here] for tensor in steer.beside]
             with self.room.threads(rows.numel() * settings.batch_size), rounding(self.device, self.precision):
                 lengths = rates(batches, settings.rate(t), self.dtype)
