@@ -169,8 +169,8 @@ def test_an_interrupt_stops_everybody_and_is_told_whatever_else_failed() -> None
         if item < 2:
             both.wait()
         if threading.get_ident() == caller:
-            _thread.interrupt_main()
             try:
+                _thread.interrupt_main()
                 for _ in range(10**6):
                     pass
             finally:
