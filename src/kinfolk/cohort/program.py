@@ -67,6 +67,7 @@ class Explicit:
         self.stack = stack
         self.layout = layout
         self.outputs = stack.outputs
+        self._still = layout.spans(stack.still)
 
     def samples(self, x: Tensor) -> Tensor:
         return self.stack.samples(x)
@@ -87,6 +88,8 @@ class Explicit:
         spare: list[Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         into = torch.empty_like(slots[0]) if spare is None else spare[0]
+        for columns in self._still:
+            into[:, columns].zero_()
         views = self.layout.views
         with torch.no_grad():
             loss = self.stack.gradients(views(slots[0]), x, labels, index, share, views(into))
@@ -117,23 +120,8 @@ class Branching(Explicit):
     ) -> None:
         super().__init__(stack, layout)
         self.module = module
-        self._still = layout.spans(stack.still)
         self._made = partial(Derived, layout=layout, precision=precision, device=device)
         self._idle: list[Derived] = []  # copies of the module, as many as threads have called at a time
-
-    def gradients(
-        self,
-        slots: list[Tensor],
-        x: Tensor,
-        labels: Tensor,
-        index: Tensor,
-        share: Tensor | None,
-        spare: list[Tensor] | None = None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        into = torch.empty_like(slots[0]) if spare is None else spare[0]
-        for columns in self._still:
-            into[:, columns].zero_()
-        return super().gradients(slots, x, labels, index, share, [into])
 
     def slopes(
         self, block: Tensor, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None, columns: slice

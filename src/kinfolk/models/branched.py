@@ -22,7 +22,7 @@ from kinfolk.models.bundle import Bundle
 from kinfolk.models.convolve import Convolve
 from kinfolk.models.domains import DomainLayer
 from kinfolk.models.rows import Rows, Sorted, grouped, multiplied, products
-from kinfolk.models.stack import Dense, Gather, Layer, Stack, Views, product, stack_of
+from kinfolk.models.stack import Dense, Gather, Layer, Stack, Step, Views, product, stack_of
 
 LAYERS = "net.layers."
 
@@ -250,17 +250,8 @@ class BranchedStack(Stack):
         self.layers, self.precision, self.shape, self.still = layers, precision, shape, still
         self._first = 0
 
-    def gradients(
-        self,
-        views: Views,
-        x: Tensor,
-        labels: Tensor,
-        index: Tensor,
-        share: Tensor | None,
-        into: Views,
-        last: int | None = None,
-    ) -> Tensor:
-        """As those of a stack."""
+    def prepared(self, views: Views, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None) -> Step:
+        """The samples of a client sorted by their domains, as the first layer wants them."""
         size = math.prod(self.shape)
         order, omega, groups = grouped(x[:, size:][index])
         index, labels = index.gather(1, order), labels.gather(1, order)
@@ -268,7 +259,7 @@ class BranchedStack(Stack):
         h = x.index_select(0, index.flatten())[:, :size].reshape(*index.shape, *self.shape)
         if h.dim() > 3:
             h = h.permute(0, 1, 3, 4, 2).contiguous()
-        return super().gradients(Sorted(views, omega, groups), h, labels, index, share, into, last)
+        return Sorted(views, omega, groups), h, labels, index, share
 
 
 def branched_stack(

@@ -19,7 +19,7 @@ from kinfolk.models.bundle import Bundle
 from kinfolk.models.convolve import Convolve
 from kinfolk.models.domains import DomainLayer
 from kinfolk.models.rows import Sorted
-from kinfolk.models.stack import ChannelsLast, Convolved, Dense, Layer, Stack, Views, product
+from kinfolk.models.stack import ChannelsLast, Convolved, Dense, Layer, Step, Views, product
 
 MOST = 65_535  # samples that a program of a convolution takes as clients at a time: a GPU does not count further
 
@@ -133,30 +133,19 @@ class ProgrammedStack(BranchedStack):
     def samples(self, x: Tensor) -> Tensor:
         return x
 
-    def gradients(
-        self,
-        views: Views,
-        x: Tensor,
-        labels: Tensor,
-        index: Tensor,
-        share: Tensor | None,
-        into: Views,
-        last: int | None = None,
-    ) -> Tensor:
-        """As those of a stack."""
+    def prepared(self, views: Views, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None) -> Step:
+        """The samples as the first layer wants them; nothing is sorted."""
         size, first = math.prod(self.shape), self.layers[0]
         rows = x[index]
         pixels, omega = rows[..., :size].reshape(-1, *self.shape), rows[..., size:]
-        if isinstance(first, (Convolved, Own)):  # they read a data set: here that of the step
-            pixels = first.program.samples(pixels, self.precision)
+        if isinstance(first, (Convolved, Own, ChannelsLast)):  # they read a data set: here that of the step
             index = torch.arange(index.numel(), device=x.device).view(index.shape)
-        elif isinstance(first, ChannelsLast):
-            index = torch.arange(index.numel(), device=x.device).view(index.shape)
+            pixels = pixels if isinstance(first, ChannelsLast) else first.program.samples(pixels, self.precision)
         elif len(self.shape) > 1:
             pixels = pixels.permute(0, 2, 3, 1).reshape(*index.shape, *self.shape[1:], self.shape[0])
         else:
             pixels = pixels.view(*index.shape, -1)
-        return Stack.gradients(self, Sorted(views, omega, []), pixels, labels, index, share, into, last)
+        return Sorted(views, omega, []), pixels, labels, index, share
 
 
 def programmed_stack(

@@ -10,7 +10,7 @@ GPU, or client by client to the library on a CPU.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from kinfolk.models.convolve import Convolve
 
 Views = dict[str, Tensor]  # name -> [m, *shape]
+Step = tuple[Views, Tensor, Tensor, Tensor, Tensor | None]  # parameters, samples, labels, index, share
 SLIM = 32  # inputs per output from which a CPU's library is up to four times faster at the transposed product
 
 
@@ -149,6 +150,8 @@ class Flatten:
 class Stack:
     """The layers of a net in order, for m clients at once."""
 
+    still: Sequence[str] = ()  # parameters that no gradient reaches
+
     def __init__(self, layers: list[Layer], precision: str) -> None:
         self.layers = layers
         self.precision = precision
@@ -185,6 +188,10 @@ class Stack:
                 return number, [each for each in own if each is not None]
         raise KeyError(name)
 
+    def prepared(self, views: Views, x: Tensor, labels: Tensor, index: Tensor, share: Tensor | None) -> Step:
+        """What the layers are given of a step on the samples x[index]: here just that."""
+        return views, x, labels, index, share
+
     def gradients(
         self,
         views: Views,
@@ -200,8 +207,8 @@ class Stack:
         share [m, b]: weights of the samples that sum to one; none: all the same. last: the layer that the way back ends
         with; gradients of those before it are not wanted.
         """
-        h, all_kept = x, []
-        last = self._first if last is None else last
+        views, h, labels, index, share = self.prepared(views, x, labels, index, share)
+        all_kept, last = [], self._first if last is None else last
         for number, layer in enumerate(self.layers):
             h, kept = layer.forward(views, h, index, number >= last, self.precision)
             all_kept.append(kept)
