@@ -14,9 +14,8 @@ import tomli_w
 from PIL import Image
 
 from conftest import Command
-from kinfolk.data import catalog
 from kinfolk.errors import UserError
-from kinfolk.experiment import Interrupted, load_federation, run
+from kinfolk.experiment import Interrupted, run
 from kinfolk.progress import Reporter
 from kinfolk.reproduce import _counted, look, reproduce
 from kinfolk.runs.folder import RunFolder
@@ -349,52 +348,6 @@ def test_a_small_study_goes_through_to_its_picture(command: Command) -> None:
     text = path.with_suffix(".md").read_text(encoding="utf-8")
     assert f"]({path.name})" in text
     assert "neighbor precision, %" in text
-
-
-# -- data are read once ------------------------------------------------------------------------------------------
-
-
-def test_the_last_data_set_is_kept_and_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = []
-    load = catalog.load
-    monkeypatch.setattr(catalog, "load", lambda name, root=None: loaded.append(name) or load(name, root))
-    monkeypatch.setattr(catalog, "_KEPT", {})
-    reproduce("mine.toml", rows=["Gossip"])
-    assert loaded == ["digits"]
-    with pytest.raises(ValueError, match="read-only"):
-        catalog.shared("digits").train.x[0] = 1
-    from kinfolk.config import read
-
-    config = read("tiny.toml")
-    mine = load_federation(config)
-    before = mine.train.x.clone()
-    mine.train.x.zero_()  # a user's copy, not the one that is kept
-    assert (load_federation(config).train.x == before).all()
-
-
-def test_a_data_set_that_changed_on_the_disk_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import numpy as np
-
-    from kinfolk.data import store
-
-    digits = catalog.load("digits")
-    monkeypatch.setenv("KINFOLK_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(catalog, "_KEPT", {})
-    monkeypatch.setattr(catalog, "_check", lambda *rest: None)
-
-    def put(value: int) -> None:
-        x, y = np.full((4, 1, 28, 28), value, np.uint8), np.arange(4)
-        arrays = {"train_x": x, "train_y": y, "test_x": x, "test_y": y}
-        store.save(tmp_path / "data" / "mnist", arrays, dict.fromkeys(arrays, ""), "a test")
-        stamp = 1_000_000_000 * (1_700_000_000 + value)
-        os.utime(tmp_path / "data" / "mnist" / store.MANIFEST, ns=(stamp, stamp))
-
-    put(1)
-    assert catalog.shared("mnist").train.x.max() == 1
-    assert catalog.shared("mnist") is catalog.shared("mnist")
-    put(2)
-    assert catalog.shared("mnist").train.x.max() == 2
-    assert len(catalog.shared("digits").train) == len(digits.train)
 
 
 def test_a_cell_is_an_ordinary_run_folder() -> None:
