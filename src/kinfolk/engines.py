@@ -84,13 +84,12 @@ class Shard:
         attack = self.peers.attack
         if attack is not None:
             attack.begin(self.cohort.weights)
-        if self.lean:
-            for take in (visits.asked, visits.stepped):
-                self.state = take(t, self.method, self.cohort, self.state, self.peers, self._places)
-        else:
-            if hasattr(self.method, "ask"):
-                self.state = self.method.ask(t, self.cohort, self.state, self.peers)
+        places = self._places if self.lean else None
+        self.state = visits.asked(t, self.method, self.cohort, self.state, self.peers, places)
+        if places is None:
             self.state = self.method.step(t, self.cohort, self.state, self.peers)
+        else:
+            self.state = visits.stepped(t, self.method, self.cohort, self.state, self.peers, places)
         if hasattr(self.method, "notes"):
             self.noted.append((t, self.method.notes(self.state)))
         self.quarantined += self.cohort.round.quarantined
@@ -178,8 +177,8 @@ class Shard:
             state: Any = self.state
             alike = state.model.expand(len(self.cohort), -1)
             self.cohort.weights = alike if self.lean else alike.clone()
-        if hasattr(self.method, "restored"):
-            self.method.restored(self.cohort, self.state)
+        if hasattr(self.method, "tell"):
+            self.state = self.method.tell(self.cohort, self.state)
 
 
 @dataclass(frozen=True)

@@ -20,21 +20,30 @@ from kinfolk.peers.visit import returned, visiting
 CPU = torch.device("cpu")
 
 
-def asked(t: int, method: Any, cohort: Cohort, state: Any, peers: Peers, places: Tensor) -> Any:
-    """The state after what the method asks clients ahead of round t, for which they need no models of their own.
+def asked(t: int, method: Any, cohort: Cohort, state: Any, peers: Peers, places: Tensor | None) -> Any:
+    """The state after what the method asks clients ahead of round t, for which they need no models of their own, and
+    after all clients have been told what came of it.
 
-    places: the cohort's ids [m] on the CPU.
+    places: the cohort's ids [m] on the CPU; None: all clients have models.
     """
     if not hasattr(method, "ask"):
         return state
-    drawn = method.asked(t, state, cohort.seed, peers.n, CPU)
-    if drawn is not None and not drawn.numel():
-        return state
+    news = False
 
     def ask(guests: Cohort, state: Any, peers: Peers) -> Any:
-        return method.ask(t, guests, state, peers, few=True)
+        nonlocal news
+        found = method.ask(t, guests, state, peers, few=places is not None)
+        news = found is not state
+        return found
 
-    return _with(ask, t, cohort, state, peers, _rows(places, drawn), models=False)
+    if places is None:
+        state = ask(cohort, state, peers)
+    else:
+        drawn = method.asked(t, state, cohort.seed, peers.n, CPU)
+        if drawn is not None and not drawn.numel():
+            return state
+        state = _with(ask, t, cohort, state, peers, _rows(places, drawn), models=False)
+    return method.tell(cohort, state) if news else state
 
 
 def stepped(t: int, method: Any, cohort: Cohort, state: Any, peers: Peers, places: Tensor) -> Any:

@@ -1,5 +1,6 @@
 """FedCG's other sources of domains: sums, k-means and D whole models; what it reports of them."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,22 @@ def test_samples_are_labelled_by_the_teacher_and_their_clients_proportions() -> 
             share = (scores + torch.digamma(share.sum(dim=0) + 0.5)).softmax(dim=1)
         assert cohort.train_x[mine, 16:].argmax(dim=1).tolist() == share.argmax(dim=1).tolist()
         assert cohort.train_x[mine, 16:].sum(dim=1).tolist() == [1] * size
+
+
+@pytest.mark.parametrize("resident", ["all", "round"])
+def test_all_samples_are_told_their_domains_at_once_and_not_again(
+    resident: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(resident=resident, participation=0.2, scouts=4, **ROBUST)
+    shard = engine.shards[0]
+    assert not shard.state.shares.any()
+    told = []
+    plain = domain_labels.label
+    monkeypatch.setattr(domain_labels, "label", lambda *args: told.append(args[3].tolist()) or plain(*args))
+    run(engine, 3)
+    assert told == [list(range(6))]  # also those who have not trained yet
+    assert torch.equal(shard.state.shares, domain_labels.shares(shard.cohort.data.train, shard.cohort.train_x, 3))
+    torch.testing.assert_close(shard.state.shares.sum(dim=1), torch.ones(6, dtype=torch.float64))
 
 
 def test_by_sums_only_the_clients_of_a_round_in_memory_give_the_same() -> None:
@@ -234,7 +251,7 @@ def test_a_dead_layer_is_reported() -> None:
     rows.fill_(-1.0)
     weights = next(view for name, view in views.items() if "projections" in name)
     weights.copy_(torch.eye(weights.shape[1])[None])
-    report = shard.method.report(shard.cohort, type(shard.state)(shard.state.own, model, shard.state.occupancy, model))
+    report = shard.method.report(shard.cohort, dataclasses.replace(shard.state, model=model))
     assert report["dead_layer"] == [0]
     assert report["domain_zeros"] == [[1.0, 1.0, 1.0]]
 

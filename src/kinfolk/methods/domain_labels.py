@@ -43,11 +43,11 @@ def write(x: Tensor, index: Tensor, omega: Tensor) -> None:
     x[index, -omega.shape[1] :] = omega.to(x.dtype)
 
 
-def label(cohort: Cohort, source: str, teacher: Tensor, chosen: Tensor) -> None:
-    """The opinion of a teacher [q] about the samples of the chosen [m] clients becomes their domain."""
+def label(cohort: Cohort, source: str, teacher: Tensor, rows: Tensor) -> None:
+    """The opinion of a teacher [q] about the samples of the clients rows [k], on the CPU, becomes their domain."""
     few = cohort.room.threads(0) if source == "sums" else contextlib.nullcontext()  # a second thread costs more
     with few:
-        for index, omega in opinions(cohort, source, teacher, torch.nonzero(chosen.cpu()).flatten()):
+        for index, omega in opinions(cohort, source, teacher, rows):
             write(cohort.train_x, index, omega)
 
 

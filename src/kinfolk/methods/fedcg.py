@@ -48,6 +48,7 @@ AGAIN = 10  # rounds in which domains are looked for, should nobody be heard in 
 @dataclass(frozen=True)
 class State:
     own: Tensor  # [m] the domain of all of a client's samples where domains are clients' (source k-means), else -1
+    shares: Tensor  # [m, D] of a client's training samples in each domain, as far as they are known
     model: Tensor = shared()  # [d] graph, net, student and teacher, one behind another
     occupancy: Tensor = shared()  # [D] share of the last round's training samples in each domain
     centers: Tensor = shared()  # [D, q] of k-means, or of sketches [D, s]; [0, q] without, or before
@@ -200,7 +201,7 @@ class FedCG(Sharing):
         nobody = torch.full((self.domains,), torch.nan, dtype=torch.float64, device=cohort.device)
         columns = Columns.of(cohort.layout).task
         centers = cohort.initial.new_zeros(0, columns.stop - columns.start)
-        return State(torch.full_like(cohort.ids, -1), cohort.initial, nobody, centers)
+        return State(torch.full_like(cohort.ids, -1), self._shares(cohort), cohort.initial, nobody, centers)
 
     def ask(self, t: int, cohort: Cohort, state: State, peers: Peers, few: bool = False) -> State:
         """Domains that are not learned are found before a round, as soon as anybody is heard, and stay.
@@ -211,7 +212,6 @@ class FedCG(Sharing):
         if self.by_clients and not len(state.centers):
             own, centers = state.own, state.centers
             own, centers = domain_labels.grouped(t, cohort, peers, columns.task, self.domains, own, centers, few)
-            domain_labels.write_clients(cohort, own, self.domains)
             return replace(state, own=own, centers=centers)
         if not self._looks(t) or bool(state.model[columns.teacher].any()):
             return state
@@ -223,19 +223,27 @@ class FedCG(Sharing):
         model[columns.student.start :] = torch.where(torch.isfinite(found).all(), found, 0.0)
         return replace(state, model=model)
 
+    def tell(self, cohort: Cohort, state: State) -> State:
+        """Domains that stay are written into the samples of all clients."""
+        if self.by_clients:
+            domain_labels.write_clients(cohort, state.own, self.domains)
+        elif self.asks and self.source == "sums":
+            teacher = state.model[Columns.of(cohort.layout).teacher]
+            domain_labels.label(cohort, self.source, teacher, torch.arange(len(cohort)))
+        return replace(state, shares=self._shares(cohort))
+
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         cohort.adopt(state.model)
         columns = Columns.of(cohort.layout)
         chosen = FedAvg(self.participation).participants(t, cohort, peers)
-        if self.asks:
-            assert self.source is not None
-            domain_labels.label(cohort, self.source, state.model[columns.teacher], chosen)
+        shares = state.shares
         if self.asks and self.source == "classifier":
+            rows = torch.nonzero(chosen.cpu()).flatten()
+            domain_labels.label(cohort, self.source, state.model[columns.teacher], rows)
+            shares = self._shares(cohort)
             self._teach(t, cohort, columns, chosen)
         cohort.train(t, active=chosen, part=columns.task)
         sizes = torch.where(chosen, cohort.data.train.sizes.to(cohort.device), 0)
-        with cohort.room.threads(0):
-            shares = domain_labels.shares(cohort.data.train, cohort.train_x, self.domains)
         mean = peers.mean(t, cohort.weights, sizes, before=state.model)
         if self.layers == "whole":
             mean = self._apart(t, cohort, mean, state.model, shares * sizes[:, None], peers)
@@ -243,6 +251,10 @@ class FedCG(Sharing):
         model = torch.where(torch.isfinite(mean).all(), self._moved(t, cohort, state.model, mean, columns), state.model)
         cohort.adopt(model)
         return replace(state, model=model, occupancy=torch.where(torch.isfinite(used).all(), used, state.occupancy))
+
+    def _shares(self, cohort: Cohort) -> Tensor:
+        with cohort.room.threads(0):  # a second thread costs more
+            return domain_labels.shares(cohort.data.train, cohort.train_x, self.domains)
 
     def _teach(self, t: int, cohort: Cohort, columns: Columns, chosen: Tensor) -> None:
         """The students of the chosen clients learn what the teacher says."""
@@ -299,11 +311,6 @@ class FedCG(Sharing):
             "domain_entropy": evenness(rows),
             **{f"domain_occupancy_{number}": column for number, column in enumerate(rows.unbind(dim=1))},
         }
-
-    def restored(self, cohort: Cohort, state: State) -> None:
-        """Write into the samples what a run that goes on knows of them: clients' own domains."""
-        if self.by_clients:
-            domain_labels.write_clients(cohort, state.own, self.domains)
 
     def files(self, cohort: Cohort, state: State) -> dict[str, Any]:
         """What to keep of a run that has ended: what the domains look like."""

@@ -32,7 +32,8 @@ class Method(Protocol):
 
     `ask(t, cohort, state, peers, few)`, what is done ahead of round t by clients that need no models of their own: a
     state; with it `asked(t, state, seed, n, device)`, ids [k] of these clients, None for all. few: not many models may
-    be in memory at a time. `restored(cohort, state)`, to be called when a run goes on from a checkpoint.
+    be in memory at a time. `tell(cohort, state)`, the state once all clients know what came of it: called where `ask`
+    returns another state than it was given, and when a run goes on from a checkpoint.
 
     `wrap(module, input_shape)`, what becomes of the user's net; `report(cohort, state)`, more for a row of metrics;
     `notes(state)` [q], what to keep of every round, and `noted(rows)`, columns [r] of a table of such rows [r, q].
