@@ -195,6 +195,17 @@ def test_cosines_are_the_same(kind: torch.dtype, origin: bool) -> None:
     assert float(fused[1].nan_to_num().abs().max()) == 0
 
 
+@pytest.mark.parametrize("origin", [False, True])
+def test_cosines_among_the_same_rows_are_the_same(origin: bool) -> None:
+    """Some peers' numbers are not finite: nobody else is harmed."""
+    models, start = floats(20, 900).float(), floats(900, seed=3).float() if origin else None
+    models[4, 7] = models[6] = NAN
+    rows = numbers(20, 12, low=-1, high=4, seed=2)
+    plain, fused = both(lambda a, b, c: similarity.cosines(a, a, b, c), models, rows, start)
+    some = [i for i in range(20) if i not in (4, 6)]
+    torch.testing.assert_close(fused[some], plain[some], rtol=0, atol=1e-6, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 def test_cosines_of_gradients_are_the_same(kind: torch.dtype) -> None:
     """Mine are some columns of longer rows; a peer may be asked for several times."""

