@@ -11,7 +11,8 @@ import kinfolk
 from conftest import last_edges, make_cohort, make_federation, tiny_experiment
 from kinfolk import Cohort, Training, engines
 from kinfolk.cohort.cohort import initial_model
-from kinfolk.methods.fomo import MOST, FedFOMO, _worth, hold_out
+from kinfolk.methods.fomo import MOST, FedFOMO, _worth
+from kinfolk.methods.holdout import hold_out
 from kinfolk.peers.faults import Faults
 
 SIZES = [12, 6, 9, 20, 8, 8, 16, 1]

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_panm import N, engine_of, mixed_with, rows
+from test_panm import SEED, N, engine_of, mixed_with, rows, see_perfectly
+from torch import nn
 
 import kinfolk
 from conftest import tiny_experiment
 from kinfolk.config import read
 from kinfolk.errors import UserError
+from kinfolk.matching.lists import choose
 from kinfolk.methods.panm import PANM
 
 
@@ -47,7 +49,7 @@ def test_without_stage_one_matching_starts_from_random_lists_with_a_notice() -> 
     "bad",
     [
         *("alpha=1.01", "alpha=-0.01", "match_every=0", "neighbors=0", "candidates=0", "discover_rounds=-1"),
-        "average=0",
+        *("average=0", "validation=-0.1", "validation=1", "partners=all"),
         *("memory=0", "memory=1.1", "limit=0", "preset=best", "similarity=cosine", "matcher=both", "loss_score=linear"),
     ],
 )
@@ -85,3 +87,68 @@ def test_a_preset_fills_in_what_is_not_named() -> None:
     assert resolved("confirm=false") == ("robust", "log", False, "evidence", True, True)
     assert resolved("mingle=false", "company=false") == ("robust", "log", True, "evidence", False, False)
     assert resolved("matcher=mixture", "loss_score=inverse") == ("robust", "inverse", True, "mixture", True, True)
+
+
+def test_partners_may_be_drawn_from_the_whole_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_perfectly(monkeypatch)
+    few, many = 2, 4
+    engine = engine_of(neighbors=few, candidates=many, discover_rounds=8, preset="paper", partners="list")
+    shard = engine.shards[0]
+    for t in range(1, 13):
+        engine.step(t, False)
+    others = 0
+    for t in range(13, 33):
+        listed, count = rows(shard.state.neighbors), shard.peers.models_received.clone()
+        known = rows(choose(SEED, "listed", t, torch.arange(N), shard.state.neighbors, many))
+        strangers = rows(shard.peers.sample(t, many, exclude=shard.state.neighbors))
+        engine.step(t, False)
+        now = rows(choose(SEED, "aggregate", t, torch.arange(N), shard.state.neighbors, few))
+        assert mixed_with(engine) == now
+        new = [len(chosen - s - c) for chosen, s, c in zip(now, known, strangers)]  # these have to be fetched too
+        spent = (shard.peers.models_received - count).tolist()
+        assert spent == [min(many, len(b)) + many + more for b, more in zip(listed, new)]
+        others += sum(new)
+    assert others > N
+
+
+# -- samples kept to judge by --------------------------------------------------------------------------------------
+
+
+def test_with_samples_set_aside_losses_are_theirs_and_training_is_without_them() -> None:
+    engine = engine_of(similarity="loss", neighbors=3, candidates=6, discover_rounds=2, preset="paper", validation=0.25)
+    shard = engine.shards[0]
+    cohort, aside = shard.cohort, shard.cohort.validation
+    assert aside is not None
+    whole = torch.tensor([8 + i % 5 for i in range(N)])
+    assert torch.equal(cohort.data.train.sizes + aside.sizes, whole)
+    assert aside.sizes.tolist() == [2, 2, 3, 3, 3] * 4 + [2, 2, 3, 3]
+    cohort.begin(t=1)
+    cohort.train(1)
+    shard.peers.publish(1, weights=cohort.weights)
+    ids = torch.arange(N).roll(1)[:, None]
+    pool = shard.peers.pull(1, ids)
+    found = shard.method._similarity(cohort, pool, ids, cohort.weights[:, :0])
+    for i in range(N):
+        mine = slice(int(aside.starts[i]), int(aside.starts[i] + aside.sizes[i]))
+        layer = nn.Linear(6, 3).double()
+        cohort.layout.load(cohort.weights[(i - 1) % N], layer)
+        loss = nn.functional.cross_entropy(layer(aside.x[mine]), aside.y[mine])
+        assert float(found[i]) == pytest.approx(1 / float(loss.detach()), rel=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{"similarity": "loss", "preset": "paper"}, {"similarity": "gradient"}])
+def test_what_is_set_aside_is_the_same_on_shards_and_for_who_is_watched(settings: dict[str, Any]) -> None:
+    method = {"name": "panm", "neighbors": 2, "candidates": 3, "discover_rounds": 2, "validation": 0.2, **settings}
+    watching = {"rounds": 4, "watch": [0, 3], "watch_rounds": [1, 4], "watch_all": True}
+    one = kinfolk.run(tiny_experiment(method=method, run=watching), out="a")
+    other = kinfolk.run(tiny_experiment(method=method, run={**watching, "engine": "sharded", "shards": 3}), out="b")
+    torch.testing.assert_close(one.weights(), other.weights(), rtol=1e-5, atol=1e-6)
+    plain = kinfolk.run(tiny_experiment(method={**method, "validation": 0}, run=watching), out="c")
+    assert not torch.equal(one.weights(), plain.weights())
+
+
+def test_samples_set_aside_where_nothing_is_judged_by_loss_are_spoken_of() -> None:
+    (notice,) = PANM(preset="paper", validation=0.2).notices(300)
+    assert "method.validation" in notice
+    assert PANM(validation=0.2).notices(300) == []  # robust judges by loss in stage one
+    assert PANM(preset="paper", similarity="loss", validation=0.2).notices(300) == []

@@ -98,6 +98,7 @@ def _few(cohort: Cohort, rows: Tensor) -> Cohort:
     few = copy.copy(cohort)
     few.ids, few.weights = cohort.ids[rows], cohort.weights[rows]
     few.data = replace(cohort.data, train=_only(cohort.data.train, rows), test=_only(cohort.data.test, rows))
+    few.validation = None if cohort.validation is None else _only(cohort.validation, rows)
     return few
 
 

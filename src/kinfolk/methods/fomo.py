@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from kinfolk import randomness
-from kinfolk.cohort import judging
 from kinfolk.cohort.cohort import Cohort
-from kinfolk.data.federation import Part
 from kinfolk.errors import UserError
 from kinfolk.matching import cost, lists
-from kinfolk.methods import companions
+from kinfolk.methods import companions, holdout
 from kinfolk.methods.choice import Choice, Memory
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers, Pool
@@ -56,7 +54,7 @@ class FedFOMO:
     def start(self, cohort: Cohort) -> State:
         if cohort.n > MOST:
             raise UserError(f"method 'fomo' remembers every pair of clients: {cohort.n} clients are more than {MOST}")
-        hold_out(cohort, self.validation)
+        holdout.hold_out(cohort, self.validation)
         trust = torch.zeros(len(cohort), cohort.n, dtype=torch.float64, device=cohort.device)
         return State(**self._choice.start(cohort), trust=trust)
 
@@ -70,10 +68,10 @@ class FedFOMO:
         pool = peers.pull(t, chosen.ids)
         memory = self._choice.after(t, cohort, state, peers, chosen, pool).memory
 
-        base, own = (_own_losses(cohort, models) for models in (before, cohort.weights))
+        base, own = (holdout.own_losses(cohort, models) for models in (before, cohort.weights))
         mine = _worth(base - own, torch.linalg.vector_norm(cohort.weights - before, dim=1, dtype=torch.float64))
         theirs = worths(cohort, pool, chosen.ids, before, base)
-        cohort.watch(chosen.ids, theirs, None, chosen.ids, worths, before=before, base=base, row=_rows(cohort))
+        cohort.watch(chosen.ids, theirs, None, chosen.ids, worths, before=before, base=base)
         worth = theirs.nan_to_num(0.0)
         cohort.mix(pool, chosen.ids, worth, own=mine)
         share = worth / (worth.sum(dim=1) + mine).clamp(min=torch.finfo(torch.float64).tiny)[:, None]
@@ -93,41 +91,12 @@ class FedFOMO:
         return companions.choice(self.choice, self.neighbors)
 
 
-def hold_out(cohort: Cohort, share: float) -> None:
-    """Set aside a random share of each client's training samples, at least one, as `cohort.validation`.
-
-    Nobody trains on them any more; but whoever has a single sample both trains on it and judges by it.
-    """
-    part = cohort.data.train
-    sizes = part.sizes
-    held = torch.minimum((share * sizes + 0.5).floor().to(torch.int64).clamp(min=1), (sizes - 1).clamp(min=0))
-    order = randomness.permutations(cohort.seed, "validation", 0, cohort.ids, sizes)[:, 0]
-    first = torch.zeros_like(sizes)
-    cohort.data = replace(cohort.data, train=_cut(part, order, first, sizes - held))
-    cohort.train_x = cohort.program.samples(cohort.data.train.x)
-    aside = _cut(part, order, torch.where(held > 0, sizes - held, 0), torch.where(held > 0, held, sizes))
-    cohort.validation = replace(aside, x=cohort.program.samples(aside.x))
-
-
-def _cut(part: Part, order: Tensor, first: Tensor, sizes: Tensor) -> Part:
-    """Of each client's samples, in its order [m, s], `sizes` [m] beginning with number `first` [m]."""
-    place = torch.arange(order.shape[1], device=order.device)
-    begin, end = (limit.to(order.device)[:, None] for limit in (first, first + sizes))
-    rows = (part.starts[:, None] + order)[(place >= begin) & (place < end)]
-    starts = sizes.cumsum(0) - sizes
-    return Part(part.x[rows], part.y[rows], starts.to(order.device), sizes)
-
-
-def worths(cohort: Cohort, pool: Pool, ids: Tensor, before: Tensor, base: Tensor, row: Tensor | None = None) -> Tensor:
+def worths(cohort: Cohort, pool: Pool, ids: Tensor, before: Tensor, base: Tensor) -> Tensor:
     """What the models of the peers ids [m, c] are worth to each client: [m, c], NaN where none arrived.
 
-    before: [m, d] the client's own model and base: [m] its loss; row: [m] their places, if these are not all clients.
+    before: [m, d] the client's own model and base: [m] its loss.
     """
-    part = _validation(cohort, row)
-    (losses,) = cohort.over_pairs(
-        pool, ids, "weights",
-        lambda models, clients: judging.score(cohort, pool["weights"], models, clients, part, part.x).loss,
-    )  # fmt: skip
+    losses = holdout.losses(cohort, pool, ids)
     rows, theirs = pool.rows(ids), pool["weights"]
     if not rows.shape[1] or not theirs.shape[0]:
         return losses
@@ -142,19 +111,3 @@ def _worth(drop: Tensor, distance: Tensor) -> Tensor:
     """Drop in loss over distance; 0 for a rise, for a loss that is not finite and for a model that is the same."""
     useful = torch.isfinite(drop) & (drop > 0) & torch.isfinite(distance) & (distance > NEAREST)
     return torch.where(useful, drop / distance, 0.0)
-
-
-def _own_losses(cohort: Cohort, models: Tensor) -> Tensor:
-    """Loss [m] of each client's model, models [m, d], on the samples it has set aside."""
-    rows, part = torch.arange(len(cohort)), _validation(cohort)
-    return judging.score(cohort, models, rows, rows, part, part.x).loss
-
-
-def _validation(cohort: Cohort, row: Tensor | None = None) -> Part:
-    assert cohort.validation is not None
-    part = cohort.validation
-    return part if row is None else replace(part, starts=part.starts[row], sizes=part.sizes[row.cpu()])
-
-
-def _rows(cohort: Cohort) -> Tensor:
-    return torch.arange(len(cohort), device=cohort.device)

@@ -30,6 +30,7 @@ from kinfolk.matching.confident import confident
 from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, nobody, packed, without
 from kinfolk.matching.outcome import outcome
 from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
+from kinfolk.methods import holdout
 from kinfolk.methods.registry import register
 from kinfolk.methods.stages import cut_short
 from kinfolk.peers.base import Peers, Pool
@@ -82,8 +83,14 @@ class PANM:
     average: int | None = setting(
         None, "peers of the list averaged with in a round of stage two; none: k; n - 1: all of it", ge=1, peers=True
     )
+    partners: Literal["judged", "list"] = setting(
+        "judged", "who a matching averages with: those just judged kin and then others of the list, or any of the list"
+    )
     company: bool | None = setting(
         None, "stage two: kin must have averaged with the same peers of late (lists are sent); none: preset"
+    )
+    validation: float = setting(
+        0.0, "share of the samples that models are judged by and not trained on; 0: by those trained on", ge=0, lt=1
     )
     memory: float = setting(0.3, "weight of a new look in the running average (matcher evidence)", gt=0, le=1)
     limit: float = setting(3.0, "how many spreads below the neighbors a kin may lie (matcher evidence, mingle)", gt=0)
@@ -100,6 +107,8 @@ class PANM:
             said.append("method.discover_rounds = 0: matching starts from random lists, without stage one")
         if self.similarity == "loss" and self.alpha != PANM.alpha:
             said.append("method.alpha weighs the two parts of the gradient metric: similarity = loss has no use for it")
+        if self.validation and self.similarity == "gradient" and not self.confirm:
+            said.append("method.validation: nothing is judged by loss here, and the samples set aside are of no use")
         return said
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
@@ -109,6 +118,8 @@ class PANM:
         return cost.panm(n, self.candidates, self.neighbors, *stages, self.average)
 
     def start(self, cohort: Cohort) -> State:
+        if self.validation:
+            holdout.hold_out(cohort, self.validation)
         nothing = evidence.nothing(len(cohort), cohort.n if self.matcher == "evidence" else 0, cohort.device)
         unit = torch.zeros(len(cohort), dtype=torch.float64, device=cohort.device)
         empty = torch.full((len(cohort), self.neighbors), -1, device=cohort.device)
@@ -182,7 +193,7 @@ class PANM:
         Late in training updates say little: they may propose, but only a loss may put an old neighbor out.
         """
         if self.similarity == "gradient":
-            likeness, score = similarity, log_loss(cohort.losses(pool, looked_at))
+            likeness, score = similarity, log_loss(self._losses(cohort, pool, looked_at))
         else:
             likeness, score = self._drift(cohort, pool, looked_at, update), similarity
         first = likeness + ahead(looked_at.shape[1], neighbors.shape[1], cohort.device)
@@ -252,19 +263,26 @@ class PANM:
         return found.kin, found.skipped, replace(state, evidence=found.evidence, whose=whose, unit=found.unit)
 
     def _first(self, cohort: Cohort, t: int, same: Tensor, rest: Tensor) -> Tensor:
-        """Peers to average with: those just judged and already here first, then others of the list."""
+        """Peers to average with: those just judged and already here first, then others of the list; or any of both."""
+        count = self.average or self.neighbors
+        if self.partners == "list":
+            return choose(cohort.seed, "aggregate", t, cohort.ids, torch.cat([same, rest], dim=1), count)
         purposes = ("aggregate", "aggregate more")
-        return choose_more(cohort.seed, purposes, t, cohort.ids, same, rest, self.average or self.neighbors)
+        return choose_more(cohort.seed, purposes, t, cohort.ids, same, rest, count)
 
     def _similarity(self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor) -> Tensor:
         """[m, c] similarity of each client with the peers ids [m, c], NaN for those who did not answer."""
         if self.similarity == "loss":
-            losses = cohort.losses(pool, ids)
+            losses = self._losses(cohort, pool, ids)
             return inverse_loss(losses) if self.loss_score == "inverse" else log_loss(losses)
         if self.alpha == 0:  # theta2: the whole way from the common initial model
             return self._drift(cohort, pool, ids, update)
         recent = self.alpha * cosines(update, pool["update"], pool.rows(ids))  # theta1: this round's updates
         return recent if self.alpha == 1 else recent + (1 - self.alpha) * self._drift(cohort, pool, ids, update)
+
+    def _losses(self, cohort: Cohort, pool: Pool, ids: Tensor) -> Tensor:
+        """[m, c] loss of the peers' models on a client's own samples."""
+        return holdout.losses(cohort, pool, ids) if self.validation else cohort.losses(pool, ids)
 
     def _drift(self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor) -> Tensor:
         """[m, c] theta2 alone: how alike the ways are that two models have come from the common initial model."""
