@@ -1,11 +1,12 @@
 """Whole experiments, everything included, and what a round's time goes into.
 
 PANM by gradient on FashionMNIST and CIFAR-10, evaluated every 10 rounds. After a short run to warm up, one run is timed
-undisturbed: seconds from calling `kinfolk.run` to its result, and of these the seconds of the rounds. Then the same
-rounds with nothing but training and evaluation: what the rounds took beyond that is what matching, mixing, logs and
-checkpoints cost. A last run is taken apart: timers around a few functions, each waiting for the device, so nothing goes
-on side by side and its total is longer. Where a data set is not on this machine, or is too small for so many clients,
-made-up images of the same shape take its place.
+undisturbed: seconds from calling `kinfolk.run` to its result, of these the seconds of the rounds with the last
+checkpoint and the final files, and a round's own time between the first and the last of them. Then the same rounds with
+nothing but training and evaluation: what a round took beyond that is what matching, mixing and logs cost; a checkpoint
+is due every so many seconds, and its share is added. A last run is taken apart: timers around a few functions, each
+waiting for the device, so nothing goes on side by side and its total is longer. Where a data set is not on this
+machine, or is too small for so many clients, made-up images of the same shape take its place.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kinfolk.cohort.cohort import SHORT, Cohort
 from kinfolk.config import Config, read
 from kinfolk.engines import Shard
 from kinfolk.errors import UserError
-from kinfolk.experiment import find_device, load_federation
+from kinfolk.experiment import CHECKPOINT_SECONDS, find_device, load_federation
 from kinfolk.runs import checkpoint
 
 EXPERIMENTS = {"fmnist": (1, 28, 28), "cifar10": (3, 32, 32)}
@@ -85,12 +86,22 @@ class Watch:
 
 
 class Loop(Observer):
-    """Times the rounds, with logs, checkpoints and the final files, without what comes before them."""
+    """Times the rounds, with logs, checkpoints and the final files, without what comes before them; and the rounds
+    between the first and the last of them, `each` seconds long."""
 
-    begin = seconds = 0.0
+    begin = seconds = each = since = 0.0
+
+    def __init__(self, rounds: int, device: torch.device) -> None:
+        self.first, self.last, self.where = rounds // 20, rounds - 1, device
 
     def started(self, config: Config, folder: Path, first: int, device: str) -> None:
         self.begin = time.perf_counter()
+
+    def round(self, t: int, row: dict[str, Any] | None) -> None:
+        if t in (self.first, self.last):
+            _wait(self.where)
+            self.each = (time.perf_counter() - self.since) / (self.last - self.first)
+            self.since = time.perf_counter()
 
     def finished(self, result: kinfolk.Result) -> None:
         self.seconds = time.perf_counter() - self.begin
@@ -212,13 +223,14 @@ def measure(name: str, n: int, rounds: int, precision: str, preset: str, device:
 
     enough = max(12, -(-SHORT // n))  # a shorter run would leave programs to be compiled by the timed one
     warm_up, _ = run(settings(n, min(rounds, enough), precision, preset, device))
-    loop = Loop()
+    loop = Loop(rounds, device)
     wall, result = run(chosen, loop)
     alone = bare(lambda: run(chosen), rounds, EVERY)
     watch = Watch(device)
     with instrumented(watch):
         run(chosen, Rounds(watch))
     whole = sum(watch.seconds.values())
+    saving = watch.seconds["checkpoint"] / CHECKPOINT_SECONDS
     return {
         "experiment": name,
         "data": "made-up" if data is not None else config.data.name,
@@ -231,6 +243,9 @@ def measure(name: str, n: int, rounds: int, precision: str, preset: str, device:
         "rounds_s": round(loop.seconds, 3),
         "training_and_evaluation_s": round(alone, 3),
         "beside_them": round(1 - alone / loop.seconds, 4),
+        "round_s": round(loop.each, 6),
+        "checkpoint_s": round(watch.seconds["checkpoint"], 3),
+        "beside_them_in_a_round": round(1 - alone / rounds / (loop.each * (1 + saving)), 4),
         "accuracy": round(result.accuracy, 4),
         "round_ms": {part: round(1e3 * taken / rounds, 4) for part, taken in watch.seconds.items()},
         "share": {part: round(taken / whole, 4) for part, taken in watch.seconds.items()},
@@ -260,7 +275,8 @@ def main() -> None:
                 shares = ", ".join(f"{part} {100 * share:.1f} %" for part, share in row["share"].items())
                 print(
                     f"{name}, n = {n}, {some} rounds, {precision}, {preset}: {row['wall_s']:.2f} s, beside training "
-                    f"and evaluation {100 * row['beside_them']:.1f} %; taken apart: {shares}",
+                    f"and evaluation {100 * row['beside_them']:.1f} %, of a round of {1e3 * row['round_s']:.2f} ms "
+                    f"{100 * row['beside_them_in_a_round']:.1f} %; taken apart: {shares}",
                     flush=True,
                 )
                 keep("experiments", device, rows, options.out)

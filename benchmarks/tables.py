@@ -76,10 +76,12 @@ def experiments(results: Sequence[Row]) -> str:
                 result["facts"]["device"], f"{row['experiment']} ({row['data']})", f"{row['clients']:,}",
                 f"{row['rounds']}", row["precision"], row["preset"], f"{figure(row['wall_s'])} s",
                 f"{figure(row['rounds_s'])} s", f"{figure(row['training_and_evaluation_s'])} s",
-                percent(row["beside_them"]), *(percent(row["share"][part]) for part in parts),
+                percent(row["beside_them"]), f"{figure(1e3 * row['round_s'])} ms",
+                percent(row["beside_them_in_a_round"]), *(percent(row["share"][part]) for part in parts),
             ])  # fmt: skip
     heads = ["device", "experiment", "clients", "rounds", "precision", "preset", "all", "its rounds",
-             "training and evaluation alone", "beside them", "taken apart: train", "judge by loss", "match and mix",
+             "training and evaluation alone", "beside them", "a round", "beside them in a round",
+             "taken apart: train", "judge by loss", "match and mix",
              "evaluate", "log", "checkpoint"]  # fmt: skip
     return markdown(heads, rows)
 
