@@ -11,7 +11,9 @@ from torch import nn
 
 import kinfolk
 from conftest import make_federation, tiny_experiment
-from kinfolk.config import read
+from kinfolk.config import Config, read
+from kinfolk.errors import UserError
+from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder
 from kinfolk.runs.graph import read_graph
 
@@ -81,6 +83,69 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_in_its_folder() -
         kinfolk.run(tiny_experiment(), out="cut", observer=Stop())
     whole = kinfolk.run(tiny_experiment(), out="whole")
     assert torch.equal(kinfolk.resume("cut").weights(), whole.weights())
+
+
+@pytest.mark.parametrize("settings", [{}, {"engine": "sharded", "shards": 2}])
+@pytest.mark.parametrize("name", ["random", "fedavg", "ditto"])
+def test_a_run_cut_off_after_its_last_checkpoint_has_the_same_clients(
+    name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections = tiny_experiment(method={"name": name}, run={"rounds": 3, **settings})
+    whole = kinfolk.run(sections, out="whole")
+    mixed = any(client["before_mixing"] != client["accuracy"] for client in whole.clients)
+    assert mixed or name == "ditto"  # whose personal models nobody mixes
+
+    def gone(*_: Any) -> None:
+        raise OSError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_clients", gone)
+        with pytest.raises(OSError, match="gone"):
+            kinfolk.run(sections, out="cut")
+    assert kinfolk.resume("cut").clients == whole.clients
+
+
+def without(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    """As if this version did not know a setting of the method yet."""
+    plain = Config.sections
+
+    def sections(self: Config) -> dict[str, Any]:
+        found = plain(self)
+        del found["method"][setting]
+        return found
+
+    monkeypatch.setattr(Config, "sections", sections)
+
+
+def test_a_run_of_a_version_with_fewer_settings_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    sections = tiny_experiment(method={"name": "panm", "neighbors": 2, "candidates": 3, "discover_rounds": 2})
+    whole = kinfolk.run(sections, ["run.rounds=5"], out="whole")
+    with monkeypatch.context() as patch:
+        without(patch, "partners")
+        kinfolk.run(sections, ["run.rounds=3"], out="cut")
+    assert "partners" not in RunFolder.open(Path("cut")).config()["method"]
+    assert torch.equal(kinfolk.resume("cut", rounds=5).weights(), whole.weights())
+    assert kinfolk.resume("cut", rounds=6).summary["round"] == 6  # and once more
+
+
+def test_a_run_from_before_what_its_preset_turns_on_now_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sections = tiny_experiment(method={"name": "panm", "neighbors": 2, "candidates": 3, "discover_rounds": 2})
+    with monkeypatch.context() as patch:
+        without(patch, "company")
+        kinfolk.run(sections, ["run.rounds=3"], out="cut")
+    with pytest.raises(UserError, match=r"cut is from before 'method.company'"):
+        kinfolk.resume("cut", rounds=5)
+    assert kinfolk.resume("cut").summary["round"] == 3  # it is as finished as it was
+
+
+def test_a_checkpoint_of_a_method_that_has_other_state_is_refused_and_the_run_stays_finished() -> None:
+    kinfolk.run(tiny_experiment(method={"name": "fedavg"}, run={"rounds": 2}), out="a")
+    saved = checkpoint.load(Path("a/checkpoint"))
+    tensors = {**saved.tensors, "state/more": torch.zeros(8)}
+    checkpoint.save(Path("a/checkpoint"), saved.round, tensors, saved.facts)
+    with pytest.raises(UserError, match="another version of the method"):
+        kinfolk.resume("a", rounds=3)
+    assert kinfolk.resume("a").summary["round"] == 2
 
 
 def test_custom_data_and_models_must_be_given_again_to_resume() -> None:

@@ -122,7 +122,7 @@ def test_a_run_folder_resumes_bit_exactly_and_holds_one_model(method: str) -> No
 def test_a_snapshot_of_either_kind_can_be_taken_up(first: str, then: str) -> None:
     one, other = (engines.InProcessEngine(parts("fedavg", resident)) for resident in (first, then))
     run(one, 3)
-    engines.restore(other, engines.snapshot(one))
+    engines.restore(other, engines.snapshot(one), 3)
     for t in (4, 5):
         one.step(t, False)
         other.step(t, False)

@@ -114,17 +114,7 @@ class Config:
 
     def identity(self) -> str:
         """A hash of everything that changes the numbers: not how long, nor where it is computed."""
-        sections = self.sections()
-        sections.pop("name")
-        for key in HOW:
-            sections["run"].pop(key, None)
-        if self.run.resident == "auto":
-            sections["run"].pop("resident")
-        if not sections["peers"]:
-            sections.pop("peers")
-        if self.rule_name == "mean":
-            sections.pop("aggregation")
-        return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+        return fingerprint(self.sections())
 
     def about(self) -> str:
         """A hash of which samples the clients hold."""
@@ -228,6 +218,18 @@ def resolve(sections: dict[str, Any]) -> Config:
         aggregation=aggregation.make(sections.get("aggregation", {})),
         run=build(Run, dict(sections.get("run", {})), "run"),
     )
+
+
+def fingerprint(sections: dict[str, Any]) -> str:
+    """A hash of what of an experiment's sections changes the numbers: not how long, nor where it is computed."""
+    how = {*HOW, "resident"} if sections.get("run", {}).get("resident", "auto") == "auto" else HOW
+    kept = {key: value for key, value in sections.items() if key not in ("name", "run")}
+    kept["run"] = {key: value for key, value in sections.get("run", {}).items() if key not in how}
+    if not kept.get("peers"):
+        kept.pop("peers", None)
+    if kept.get("aggregation", {}).get("rule", "mean") == "mean":
+        kept.pop("aggregation", None)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _is_sound(sections: dict[str, Any]) -> bool:

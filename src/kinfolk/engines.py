@@ -25,6 +25,7 @@ from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.newcomers import Outsiders, meets_others, met
 from kinfolk.cohort.watch import Seen, Watch, Watching
 from kinfolk.data.federation import Federation
+from kinfolk.errors import UserError
 from kinfolk.metrics import Edges
 from kinfolk.peers.attacks import Attack, Plan
 from kinfolk.peers.base import LEDGER, Exchange, Peers
@@ -68,7 +69,7 @@ class Shard:
         self.method = method
         self.state: Any = method.start(cohort)
         self.lean = lean
-        self._places = cohort.ids.cpu()
+        self._places = cohort.ids.cpu() if lean else None
         self.quarantined = torch.zeros_like(cohort.ids)
         self.mixed: list[tuple[int, list[Mixed]]] = []  # rounds whose edges have not been fetched yet
         self.noted: list[tuple[int, Tensor]] = []  # and what the method has noted in them
@@ -84,12 +85,8 @@ class Shard:
         attack = self.peers.attack
         if attack is not None:
             attack.begin(self.cohort.weights)
-        places = self._places if self.lean else None
-        self.state = visits.asked(t, self.method, self.cohort, self.state, self.peers, places)
-        if places is None:
-            self.state = self.method.step(t, self.cohort, self.state, self.peers)
-        else:
-            self.state = visits.stepped(t, self.method, self.cohort, self.state, self.peers, places)
+        for take in (visits.asked, visits.stepped):
+            self.state = take(t, self.method, self.cohort, self.state, self.peers, self._places)
         if hasattr(self.method, "notes"):
             self.noted.append((t, self.method.notes(self.state)))
         self.quarantined += self.cohort.round.quarantined
@@ -122,22 +119,17 @@ class Shard:
         """Evaluate every client of the cohort."""
         scores = visit.evaluate(self.cohort, self.state.model) if self.lean else self.cohort.evaluate()
         before = self.cohort.round.before_mixing
-        neighbors = getattr(self.state, "neighbors", None)
-        clusters = getattr(self.state, "clusters", None)
-        apart = getattr(self.state, "apart", None)
-        proxy = judging.proxy_accuracy(self.cohort)
+        some = {name: getattr(self.state, name, None) for name in ("neighbors", "clusters", "apart")}
+        some |= {"global_accuracy": scores.common, "proxy_accuracy": judging.proxy_accuracy(self.cohort)}
+        columns: dict[str, Any] = {name: None if each is None else each.cpu().numpy() for name, each in some.items()}
         account = self.cohort.account
         figures = {} if account is None else {name: column.numpy() for name, column in account.figures().items()}
         return Results(
             accuracy=scores.accuracy.cpu().numpy(),
             loss=scores.loss.cpu().numpy(),
             before_mixing=(scores.accuracy if before is None else before).cpu().numpy(),
-            neighbors=None if neighbors is None else neighbors.cpu().numpy(),
-            clusters=None if clusters is None else clusters.cpu().numpy(),
             quarantined=self.quarantined.cpu().numpy(),
-            global_accuracy=None if scores.common is None else scores.common.cpu().numpy(),
-            proxy_accuracy=None if proxy is None else proxy.cpu().numpy(),
-            apart=None if apart is None else apart.cpu().numpy(),
+            **columns,
             **dict(zip(LEDGER, self.peers.ledger.cpu().numpy())),
             **figures,
         )
@@ -153,14 +145,16 @@ class Shard:
             tensors["turned"] = self.peers.attack.turned
         if self.cohort.account is not None:
             tensors["privacy"] = self.cohort.account.state()
+        if self.cohort.round.before_mixing is not None:
+            tensors["before_mixing"] = self.cohort.round.before_mixing
         if self.state is not None:
             for field in dataclasses.fields(self.state):
                 place = "shared" if field.metadata.get("shared") else "state"
                 tensors[f"{place}/{field.name}"] = getattr(self.state, field.name)
         return tensors
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take up a snapshot of just these clients."""
+    def restore(self, tensors: dict[str, Tensor], t: int) -> None:
+        """Take up a snapshot of just these clients after round t."""
         device = self.cohort.device
         self.peers.ledger = torch.stack([tensors[name] for name in LEDGER]).to(device)
         self.quarantined = tensors["quarantined"].to(device, copy=True)
@@ -170,6 +164,8 @@ class Shard:
             self.peers.attack.turned = tensors["turned"].to(device)
         if self.state is not None:
             fields = {key.split("/")[1]: value.to(device) for key, value in tensors.items() if "/" in key}
+            if fields.keys() != {field.name for field in dataclasses.fields(self.state)}:
+                raise UserError("the checkpoint is of another version of the method: start the run anew")
             self.state = type(self.state)(**fields)
         if "weights" in tensors and not self.lean:
             self.cohort.weights = tensors["weights"].to(device)
@@ -179,6 +175,10 @@ class Shard:
             self.cohort.weights = alike if self.lean else alike.clone()
         if hasattr(self.method, "tell"):
             self.state = self.method.tell(self.cohort, self.state)
+        self.cohort.begin(t=t)  # there may be nothing left to do but to test
+        self.cohort.personal = getattr(self.state, "personal", None)
+        if "before_mixing" in tensors:
+            self.cohort.round.before_mixing = tensors["before_mixing"].to(device)
 
 
 @dataclass(frozen=True)
@@ -380,11 +380,12 @@ def snapshot(engine: Engine) -> dict[str, Tensor]:
     }
 
 
-def restore(engine: Engine, tensors: dict[str, Tensor]) -> None:
-    """Hand every shard its clients' rows of a snapshot; the number of shards may have changed since."""
+def restore(engine: Engine, tensors: dict[str, Tensor], t: int) -> None:
+    """Hand every shard its clients' rows of a snapshot of round t; the number of shards may have changed since."""
     for shard in engine.shards:
         ids = shard.cohort.ids.cpu()
-        shard.restore({name: value if name.startswith("shared/") else value[ids] for name, value in tensors.items()})
+        own = {name: value if name.startswith("shared/") else value[ids] for name, value in tensors.items()}
+        shard.restore(own, t)
 
 
 def _same_width(lists: list[Any]) -> list[Any]:

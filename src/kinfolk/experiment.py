@@ -17,7 +17,7 @@ from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.newcomers import meets_others
 from kinfolk.cohort.watch import Watching
-from kinfolk.config import Config, read, resolve
+from kinfolk.config import Config, fingerprint, read, resolve
 from kinfolk.data import catalog, inputs
 from kinfolk.data.federation import Federation
 from kinfolk.data.formats import Dataset
@@ -142,16 +142,17 @@ def resume(
                 raise UserError(
                     f"{folder} was run with {what} of your own: call kinfolk.resume(..., {what}=...) from Python"
                 )
+        if rounds is None and opened.status().state == "finished":
+            observer.notice(f"{folder} is finished; `--rounds N` makes it longer")
+            return read_result(Path(folder))
+        if checkpoint.rounds(opened.checkpoints) and (setting := config.newly_on(opened.config())) is not None:
+            raise UserError(f"{folder} is from before '{setting}', which its preset turns on now: start it anew")
         if rounds is not None:
             if rounds < config.run.rounds:
                 raise UserError(
                     f"{folder} already asks for {config.run.rounds} rounds: rounds={rounds} would shorten it"
                 )
             config = config.with_run(rounds=rounds)
-            opened.extend(rounds)
-        elif opened.status().state == "finished":
-            observer.notice(f"{folder} is finished; `--rounds N` makes it longer")
-            return read_result(Path(folder))
         where = find_device(device or config.run.device)
         parts, config = _prepare(config, where, data, model, observer, opened.path)
         engine = _engine(parts, config)
@@ -163,17 +164,15 @@ def _go_on(config: Config, engine: engines.Engine, opened: RunFolder, observer: 
     """The rounds after the last checkpoint."""
     done, seconds = 0, 0.0
     if checkpoint.rounds(opened.checkpoints):
-        saved = checkpoint.load(opened.checkpoints, expect={"config": config.identity()})
+        saved = checkpoint.load(opened.checkpoints, expect={"config": fingerprint(opened.config())})
         for notice in saved.notices:
             observer.notice(notice)
-        engines.restore(engine, saved.tensors)
-        for shard in engine.shards:  # there may be nothing left to do but to test
-            shard.cohort.begin(t=saved.round)
-            shard.cohort.personal = getattr(shard.state, "personal", None)
+        engines.restore(engine, saved.tensors, saved.round)
         done, seconds = saved.round, float(saved.facts["seconds"])
     accounts = engines.accounts(engine)
     for account in accounts if done < config.run.rounds else ():
         account.refuse(done + 1, accounts)
+    opened.extend(config.run.rounds)  # only now: a finished run that cannot go on stays finished
     opened.rewind(done)
     return _rounds(config, engine, opened, done, seconds, observer)
 
@@ -360,11 +359,10 @@ def _rounds(
                 row |= records.promised(engine) | records.outside(engine) | records.of_method(engine)
                 folder.append_metrics(row)
             observer.round(t, row)
-            due = time.perf_counter() - saved_at > CHECKPOINT_SECONDS
-            if config.run.checkpoint_every is not None:
-                due = t % config.run.checkpoint_every == 0
+            every = config.run.checkpoint_every
+            due = t % every == 0 if every else time.perf_counter() - saved_at > CHECKPOINT_SECONDS
             if t == total or due or stop.is_set():
-                _save(folder, config, t, engine, time.perf_counter() - begin)
+                _save(folder, t, engine, time.perf_counter() - begin)
                 saved_at, saved = time.perf_counter(), t
             if stop.is_set() and t < total:
                 raise Interrupted(folder.path, saved)
@@ -394,7 +392,9 @@ def _fetch_edges(folder: RunFolder, engine: engines.Engine) -> metrics.Edges:
     return last
 
 
-def _save(folder: RunFolder, config: Config, t: int, engine: engines.Engine, seconds: float) -> None:
+def _save(folder: RunFolder, t: int, engine: engines.Engine, seconds: float) -> None:
     _fetch_edges(folder, engine)
     folder.graph.flush()
-    checkpoint.save(folder.checkpoints, t, engines.snapshot(engine), {"config": config.identity(), "seconds": seconds})
+    # Of the sections as they were kept, not as this version fills them in: a later one may know more settings.
+    facts = {"config": fingerprint(folder.config()), "seconds": seconds}
+    checkpoint.save(folder.checkpoints, t, engines.snapshot(engine), facts)

@@ -46,8 +46,13 @@ def asked(t: int, method: Any, cohort: Cohort, state: Any, peers: Peers, places:
     return method.tell(cohort, state) if news else state
 
 
-def stepped(t: int, method: Any, cohort: Cohort, state: Any, peers: Peers, places: Tensor) -> Any:
-    """The state after round t with models for the clients that take part in it and for no others."""
+def stepped(t: int, method: Any, cohort: Cohort, state: Any, peers: Peers, places: Tensor | None) -> Any:
+    """The state after round t with models for the clients that take part in it and for no others.
+
+    places: as above.
+    """
+    if places is None:
+        return method.step(t, cohort, state, peers)
     drawn = method.visitors(t, cohort.seed, peers.n, CPU)
     if cohort.round.evaluate:
         cohort.round.before_mixing = visit.evaluate(cohort, state.model, common=False).accuracy
