@@ -13,6 +13,7 @@ from kinfolk.config import read
 from kinfolk.errors import UserError
 from kinfolk.matching.lists import choose
 from kinfolk.methods.panm import PANM
+from kinfolk.runs.similarity import read_similarity
 
 
 def test_without_stage_one_matching_starts_from_random_lists_with_a_notice() -> None:
@@ -145,6 +146,20 @@ def test_what_is_set_aside_is_the_same_on_shards_and_for_who_is_watched(settings
     torch.testing.assert_close(one.weights(), other.weights(), rtol=1e-5, atol=1e-6)
     plain = kinfolk.run(tiny_experiment(method={**method, "validation": 0}, run=watching), out="c")
     assert not torch.equal(one.weights(), plain.weights())
+
+
+def test_watched_clients_judge_by_their_own_samples_set_aside() -> None:
+    method = {"name": "panm", "similarity": "loss", "preset": "paper", "neighbors": 2, "candidates": 3}
+    found = []
+    for everybody in (False, True):
+        run = {"rounds": 2, "watch": [1, 3], "watch_rounds": [1, 2], "watch_all": everybody}
+        result = kinfolk.run(tiny_experiment(method={**method, "validation": 0.2}, run=run), out=str(everybody))
+        seen = read_similarity(result.folder)
+        rows = zip(seen.round.tolist(), seen.client.tolist(), seen.peer.tolist(), seen.similarity.tolist())
+        found.append({(t, client, peer): similarity for t, client, peer, similarity in rows})
+    few, many = found
+    assert len(few) < len(many)
+    assert few == pytest.approx({key: many[key] for key in few}, rel=1e-6)
 
 
 def test_samples_set_aside_where_nothing_is_judged_by_loss_are_spoken_of() -> None:
