@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from kinfolk.cohort.training import local_steps, plan
 from kinfolk.metrics import Edges
 
 torch.set_num_threads(1)  # small tensors: threads that wait for each other cost more than they bring
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and so do its tests
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 KINDS = {torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8", torch.int8: "*i8", torch.bfloat16: "*bf16",
-         torch.float32: "*fp32", torch.float64: "*fp64"}  # fmt: skip
+         torch.float32: "*fp32", torch.float64: "*fp64", torch.bool: "*i1"}  # fmt: skip
 SHARED = 232_448  # bytes of shared memory that a program can have there
 
 
