@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from kinfolk import engines, metrics, models, records, threats
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
+from kinfolk.cohort.memory import kept
 from kinfolk.cohort.newcomers import meets_others
 from kinfolk.cohort.watch import Watching
 from kinfolk.config import Config, fingerprint, read, resolve
@@ -149,9 +150,7 @@ def resume(
             raise UserError(f"{folder} is from before '{setting}', which its preset turns on now: start it anew")
         if rounds is not None:
             if rounds < config.run.rounds:
-                raise UserError(
-                    f"{folder} already asks for {config.run.rounds} rounds: rounds={rounds} would shorten it"
-                )
+                raise UserError(f"{folder} already asks for {config.run.rounds} rounds: {rounds} would shorten it")
             config = config.with_run(rounds=rounds)
         where = find_device(device or config.run.device)
         parts, config = _prepare(config, where, data, model, observer, opened.path)
@@ -342,7 +341,7 @@ def _rounds(
     begin = time.perf_counter() - seconds
     saved_at, saved = time.perf_counter(), done
     warm_up = WarmUp(engine.shards[0].cohort.device, done)
-    with interruptible(observer.notice) as stop:
+    with interruptible(observer.notice) as stop, kept(engine.shards[0].cohort.device):
         for t in range(done + 1, total + 1):
             evaluate = t % config.run.evaluate_every == 0 or t in (1, total)
             engine.step(t, evaluate)

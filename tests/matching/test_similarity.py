@@ -38,24 +38,29 @@ def vectors(m: int, p: int, d: int, dtype: torch.dtype = torch.float64) -> tuple
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All pairs as one product, or the wanted pairs only."""
     calls = []
-    real = similarity._pairs
-    monkeypatch.setattr(similarity, "_pairs", lambda *a: calls.append(1) or real(*a))
-    if request.param == "wanted pairs":
-        monkeypatch.setattr(similarity, "LARGEST_GRAM", 0)
+    real = similarity._some
+    monkeypatch.setattr(similarity, "_some", lambda *a: calls.append(1) or real(*a))
+    monkeypatch.setattr(similarity, "DENSE", 0 if request.param == "wanted pairs" else 2048)
     yield
     assert bool(calls) == (request.param == "wanted pairs")
 
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("block", [3, 7, 8192])
-def test_cosines_are_those_of_numpy(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("narrowest", [2, 256])
+def test_cosines_are_those_of_numpy(block: int, narrowest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similarity, "BLOCK", block)
+    monkeypatch.setattr(similarity, "NARROWEST", narrowest)
+    monkeypatch.setattr(similarity, "NEAR", 0)
     mine, theirs, rows, origin = vectors(6, 9, 17)
     found = cosines(mine, theirs, rows)
     assert found.dtype == torch.float64
     np.testing.assert_allclose(found.numpy(), by_numpy(mine, theirs, rows), rtol=1e-12, atol=1e-12)
     seen_from = cosines(mine, theirs, rows, origin).numpy()
     np.testing.assert_allclose(seen_from, by_numpy(mine, theirs, rows, origin), rtol=1e-12, atol=1e-12)
+    among = rows.clamp(max=5)
+    each_other = cosines(mine, mine, among, origin).numpy()
+    np.testing.assert_allclose(each_other, by_numpy(mine, mine, among, origin), rtol=1e-12, atol=1e-12)
     assert torch.equal(found.isnan(), rows < 0)  # who did not answer, and nobody else
     assert (rows < 0).any()
     assert (rows >= 0).any()
@@ -67,6 +72,42 @@ def test_float32_models_are_compared_to_the_precision_of_float32() -> None:
     found = cosines(mine, theirs, rows)
     assert found.dtype == torch.float64
     np.testing.assert_allclose(found.numpy(), by_numpy(mine, theirs, rows), atol=1e-7)
+
+
+@pytest.mark.usefixtures("path")
+def test_threads_and_how_much_is_held_at_a_time_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs, rows, origin = vectors(40, 60, 70_000, torch.float32)
+    found = cosines(mine, theirs, rows, origin)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for held in (similarity.HELD, 1):
+            monkeypatch.setattr(similarity, "HELD", held)
+            assert torch.equal(cosines(mine, theirs, rows, origin).nan_to_num(2), found.nan_to_num(2))
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_allclose(found.numpy(), by_numpy(mine, theirs, rows, origin), atol=1e-6)
+
+
+def test_many_peers_of_few_wanted_are_not_all_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+    real = similarity._some
+    monkeypatch.setattr(similarity, "_some", lambda *a: chosen.append(real(*a)) or chosen[-1])
+    widths = []
+    for m, p, c in ((5, 20, 5), (5, 21, 5), (3, 600, 2), (2, 9000, 2)):
+        theirs, rows = torch.randn(p, 300, dtype=torch.float64), torch.randint(-1, p, (m, c))
+        mine = torch.randn(m, 300, dtype=torch.float64)
+        found = cosines(mine, theirs, rows)
+        np.testing.assert_allclose(found.numpy(), by_numpy(mine, theirs, rows), rtol=1e-12, atol=1e-12)
+        widths.append(chosen.pop()[1] if chosen else None)
+    assert widths == [None, 4096, 256, 256]
+
+
+def test_peers_that_are_gathered_give_the_same_as_peers_read_where_they_lie() -> None:
+    mine, theirs, rows, _ = vectors(6, 90, 40)
+    wanted = rows.clamp(min=0)
+    multiply, _ = similarity._some(wanted, 90, mine)
+    torch.testing.assert_close(similarity._gathered(mine, theirs, wanted), multiply(mine, theirs))
 
 
 @pytest.mark.usefixtures("path")

@@ -5,7 +5,9 @@ All similarities are float64, larger means more alike, and NaN means not observe
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,8 +16,11 @@ from kinfolk.cohort.room import SMALL
 from kinfolk.cohort.workers import side_by_side
 from kinfolk.kernels import dispatch
 
-LARGEST_GRAM = 2048  # clients for which all pairs are one matrix product; above it only the wanted pairs are computed
-BLOCK = 8192  # columns multiplied in the run's own precision before they are added up in float64
+LARGEST_GRAM = 2048  # peers up to which all pairs may be one matrix product; of more only the wanted pairs are computed
+DENSE = 4  # peers for each wanted one up to which a CPU is faster with all pairs at once than with the wanted ones
+BLOCK = 8192  # columns that one thread takes at a time
+NEAR = 2**17  # numbers of peers from which a CPU takes wanted pairs at a time: they should stay in the nearest cache
+NARROWEST = 256  # columns, and no fewer, multiplied in the run's own precision before they are added up in float64
 SMALLEST_LOSS, LARGEST_LOSS = 1e-8, 1e8  # the same caps for all peers, so that ties at a cap are broken by id
 SMALLEST_NORM = 1e-12
 HELD = 2**23  # products of pairs that may lie in memory until they are added up
@@ -42,31 +47,37 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     mine: [m, d]; theirs: [p, d]; rows: [m, c] into `theirs`, -1 for none; origin: [d] -> [m, c]. A vector without
     length has cosine 0 with everything.
     """
-    if not theirs.shape[0]:  # nobody answered anybody of this cohort
+    if not theirs.shape[0] or not rows.shape[1]:  # nobody answered anybody of this cohort, or nobody was asked
         return torch.full(rows.shape, torch.nan, dtype=torch.float64, device=mine.device)
-    if dispatch.fused(mine) and rows.shape[1]:
+    if dispatch.fused(mine):
         from kinfolk.kernels.cosines import cosines as fused
 
         return fused(mine, theirs, rows, origin, SMALLEST_NORM)
+    m, p, c = mine.shape[0], theirs.shape[0], rows.shape[1]
     wanted = rows.clamp(min=0)
-    everybody = theirs.shape[0] <= LARGEST_GRAM
+    everybody = p <= (LARGEST_GRAM if mine.is_cuda else min(LARGEST_GRAM, DENSE * c))
     if everybody and mine.is_cuda:
         return _finish(*_at_once(mine, theirs, origin), rows)
-    shape = (mine.shape[0], theirs.shape[0]) if everybody else rows.shape
-    products = torch.zeros(shape, dtype=torch.float64, device=mine.device)
-    my_squares = torch.zeros(mine.shape[0], dtype=torch.float64, device=mine.device)
-    their_squares = torch.zeros(theirs.shape[0], dtype=torch.float64, device=mine.device)
+    multiply, width = (_all, BLOCK) if everybody else _some(wanted, p, mine)
+    products = torch.zeros((m, p if everybody else c), dtype=torch.float64, device=mine.device)
+    my_squares = torch.zeros(m, dtype=torch.float64, device=mine.device)
+    their_squares = torch.zeros(p, dtype=torch.float64, device=mine.device)
     same = theirs.data_ptr() == mine.data_ptr() and theirs.shape == mine.shape and theirs.stride() == mine.stride()
 
-    def work(columns: slice) -> tuple[Tensor, Tensor, Tensor]:
-        a = mine[:, columns] if origin is None else mine[:, columns] - origin[columns]
-        if same:
-            b = a
-        else:
-            b = theirs[:, columns] if origin is None else theirs[:, columns] - origin[columns]
-        squares = _squares(a)
-        found = (a @ b.T).to(torch.float64) if everybody else _pairs(a, b, wanted)
-        return found, squares, squares if same else _squares(b)
+    def seen(models: Tensor, columns: slice) -> Tensor:
+        return models[:, columns].contiguous() if origin is None else models[:, columns] - origin[columns]
+
+    def work(columns: slice) -> Parts:
+        found, mine_too, theirs_too = (torch.zeros_like(each) for each in (products, my_squares, their_squares))
+        for first in range(columns.start, columns.stop, width):
+            some = slice(first, min(first + width, columns.stop))
+            a = seen(mine, some)
+            b = a if same else seen(theirs, some)
+            found += multiply(a, b)
+            mine_too += _squares(a)
+            if not same:
+                theirs_too += _squares(b)
+        return found, mine_too, mine_too if same else theirs_too
 
     for found, mine_too, theirs_too in _by_blocks(work, mine.shape[1], products.numel(), mine.numel()):
         products += found
@@ -108,9 +119,11 @@ def _by_blocks(work: Callable[[slice], Parts], d: int, pairs: int, numbers: int)
 
     Each block is worked on by one thread, as many at a time as there are: then it matters to no bit how many.
     """
-    blocks = [slice(first, first + BLOCK) for first in range(0, d, BLOCK)]
-    threads = torch.get_num_threads() if 4 * numbers >= SMALL and pairs * len(blocks) <= HELD else 1
-    return iter(side_by_side(work, blocks, threads)) if threads > 1 else map(work, blocks)
+    blocks = [slice(first, min(first + BLOCK, d)) for first in range(0, d, BLOCK)]
+    threads = torch.get_num_threads() if 4 * numbers >= SMALL else 1
+    held = max(threads, HELD // max(1, pairs))
+    for first in range(0, len(blocks), held):
+        yield from side_by_side(work, blocks[first : first + held], threads)
 
 
 def _squares(block: Tensor) -> Tensor:
@@ -119,7 +132,33 @@ def _squares(block: Tensor) -> Tensor:
     return lengths.to(torch.float64).square_()
 
 
-def _pairs(a: Tensor, b: Tensor, rows: Tensor) -> Tensor:
-    """Products of the wanted pairs only: [m, c]."""
-    columns = [(a * b[rows[:, column]]).sum(dim=1, dtype=torch.float64) for column in range(rows.shape[1])]
-    return torch.stack(columns, dim=1) if columns else torch.zeros(rows.shape, dtype=torch.float64, device=a.device)
+def _all(a: Tensor, b: Tensor) -> Tensor:
+    """Products of all pairs: [m, p]."""
+    return a @ b.T
+
+
+def _some(wanted: Tensor, p: int, like: Tensor) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
+    """How to multiply the wanted [m, c] of all pairs only, to [m, c], and how many columns at a time.
+
+    On a CPU nothing is gathered: rows are read where they lie, many times each, so few enough columns are taken that
+    those of all peers stay in the cache.
+    """
+    if like.is_cuda:
+        return partial(_gathered, wanted=wanted), BLOCK
+    m, c = wanted.shape
+    with warnings.catch_warnings():  # torch says once that its sparse tensors are new
+        warnings.filterwarnings("ignore", message="Sparse CSR", category=UserWarning)
+        pattern = torch.sparse_csr_tensor(
+            torch.arange(0, m * c + 1, c), wanted.reshape(-1), like.new_zeros(m * c), (m, p), check_invariants=False
+        )
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        found: Tensor = torch.sparse.sampled_addmm(pattern, a, b.T, beta=0.0).values()
+        return found.view(m, c)
+
+    return multiply, max(NARROWEST, 2 ** (max(1, NEAR // p).bit_length() - 1))
+
+
+def _gathered(a: Tensor, b: Tensor, wanted: Tensor) -> Tensor:
+    """The same with a copy of one peer for everybody at a time."""
+    return torch.stack([(a * b[peer]).sum(dim=1, dtype=torch.float64) for peer in wanted.unbind(dim=1)], dim=1)
