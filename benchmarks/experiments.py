@@ -92,7 +92,7 @@ class Loop(Observer):
     begin = seconds = each = since = 0.0
 
     def __init__(self, rounds: int, device: torch.device) -> None:
-        self.first, self.last, self.where = rounds // 20, rounds - 1, device
+        self.first, self.last, self.where = max(1, rounds // 20), max(2, rounds - 1), device
 
     def started(self, config: Config, folder: Path, first: int, device: str) -> None:
         self.begin = time.perf_counter()
@@ -269,7 +269,7 @@ def main() -> None:
     for name in options.experiments.split(","):
         for n in (int(word) for word in options.clients.split(",")):
             for precision, preset in product(options.precisions.split(","), options.presets.split(",")):
-                some = rounds if n <= 100 else max(1, rounds // FEWER[name])
+                some = max(3, rounds if n <= 100 else rounds // FEWER[name])
                 row = measure(name, n, some, precision, preset, device)
                 rows.append(row)
                 shares = ", ".join(f"{part} {100 * share:.1f} %" for part, share in row["share"].items())
