@@ -27,6 +27,7 @@ from machine import RESULTS, keep
 import kinfolk
 from kinfolk import Federation, Observer
 from kinfolk.cohort.cohort import SHORT, Cohort
+from kinfolk.cohort.memory import kept
 from kinfolk.config import Config, read
 from kinfolk.engines import Shard
 from kinfolk.errors import UserError
@@ -141,8 +142,9 @@ def bare(run: Callable[[], object], rounds: int, every: int) -> float:
         _wait(cohort.device)
         return time.perf_counter() - begin
 
-    some(min(rounds, 12))
-    return some(rounds)
+    with kept(cohort.device):  # as in a run
+        some(min(rounds, 12))
+        return some(rounds)
 
 
 def _wait(device: torch.device) -> None:
