@@ -2,7 +2,8 @@
 
 Every size runs in its own process. Memory is the peak of the resident set above what the process had after a small
 warm-up, less the clients' data, in units of n·d·4 bytes (one float32 model per client). The reference is a plain loop
-over clients that does the same: one `nn.Module` and one `torch.optim.SGD` each, then a mean with five others.
+over clients that does the same: one `nn.Module` and one `torch.optim.SGD` each, then a mean with five others. With
+`--method panm` it is PANM by gradient, as printed, in its second stage; there is no plain loop for that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from kinfolk import Federation, Training, engines
 from kinfolk.cohort.cohort import initial_model
+from kinfolk.cohort.memory import kept
 from kinfolk.experiment import find_device
 from kinfolk.methods import find
 from kinfolk.models import NETS
@@ -34,6 +36,7 @@ BASE = 100  # the size that others are compared with
 WARM_UP = 3  # rounds: a GPU's are recorded in the second and replayed from the third on
 SAMPLES, FEATURES, HIDDEN, NEIGHBORS = 20, 784, 64, 5
 TRAINING = Training(epochs=1, batch_size=10, lr=0.05)
+METHODS: dict[str, dict[str, Any]] = {"random": {}, "panm": {"preset": "paper", "discover_rounds": WARM_UP}}
 
 
 def federation(n: int) -> Federation:
@@ -48,10 +51,10 @@ def model() -> nn.Module:
     return initial_model(lambda: NETS["mlp"]((FEATURES,), 10, hidden=HIDDEN, layers=1), 0)
 
 
-def engine_of(n: int, device: torch.device) -> engines.InProcessEngine:
+def engine_of(n: int, device: torch.device, method: str) -> engines.InProcessEngine:
     settings = {"training": TRAINING, "seed": 0, "device": device, "precision": "float32"}
-    method = find("random")(neighbors=NEIGHBORS)
-    return engines.InProcessEngine(engines.Parts(federation(n), model, method, Faults(), settings))
+    chosen = find(method)(neighbors=NEIGHBORS, **METHODS[method])
+    return engines.InProcessEngine(engines.Parts(federation(n), model, chosen, Faults(), settings))
 
 
 def timed(work: Any, rounds: int, device: torch.device) -> float:
@@ -66,15 +69,16 @@ def timed(work: Any, rounds: int, device: torch.device) -> float:
     return statistics.median(times[WARM_UP:])
 
 
-def measure(n: int, rounds: int, device: torch.device) -> dict[str, Any]:
+def measure(n: int, rounds: int, device: torch.device, method: str = "random") -> dict[str, Any]:
     """Run in a process of its own."""
-    warm = engine_of(min(n, 20), device)
+    warm = engine_of(min(n, 20), device, method)
     warm.step(1, False)
     before = resident()
-    engine = engine_of(n, device)
+    engine = engine_of(n, device, method)
     cohort = engine.shards[0].cohort
     reset_peak(device)
-    seconds = timed(lambda t: engine.step(t, False), rounds, device)
+    with kept(device):  # as in a run
+        seconds = timed(lambda t: engine.step(t, False), rounds, device)
     part = cohort.data.train
     data = part.x.numel() * part.x.element_size() + part.y.numel() * part.y.element_size()
     peak = peak_memory(device) - (before if device.type == "cpu" else 0)
@@ -118,24 +122,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="leave out sizes above this")
     parser.add_argument("--only", type=int, help="measure one size and print it as JSON (used by the parent process)")
+    parser.add_argument("--method", choices=METHODS, default="random")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result")
     options = parser.parse_args()
     device = find_device(options.device)
     if options.only:
-        print(json.dumps(measure(options.only, options.rounds, device)))
+        print(json.dumps(measure(options.only, options.rounds, device, options.method)))
         return
-    rows = [_in_a_process(n, options.rounds, device) for n in SIZES if n <= options.largest]
-    loop = plain_loop(BASE, min(options.rounds, 3), device)
+    rows = [_in_a_process(n, options.rounds, device, options.method) for n in SIZES if n <= options.largest]
     base = next((row for row in rows if row["clients"] == BASE), rows[0])
     for row in rows:
         row["time_ratio"] = round(row["us_per_client_round"] / base["us_per_client_round"], 2)
-    print(f"plain loop, n = {BASE}: {loop:8.1f} µs per client and round")
     print(f"targets: at most 1.3× of n = {BASE} above it, at most 5 × n·d·4 bytes plus data")
+    if options.method != "random":
+        print(keep(f"{options.method}-scale", device, rows, options.out))
+        return
+    loop = plain_loop(BASE, min(options.rounds, 3), device)
+    print(f"plain loop, n = {BASE}: {loop:8.1f} µs per client and round")
     print(keep("scale", device, rows, options.out, plain_loop_us_per_client_round=round(loop, 2)))
 
 
-def _in_a_process(n: int, rounds: int, device: torch.device) -> dict[str, Any]:
+def _in_a_process(n: int, rounds: int, device: torch.device, method: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--only", str(n), "--rounds", str(rounds), "--device", str(device)]
+    command += ["--method", method]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise SystemExit(f"n = {n} failed:\n{ended.stderr}")

@@ -167,6 +167,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {  # mark -> pro
     "training": ("training", training),
     "peaks": ("training", peaks),
     "scale": ("scale", scale),
+    "panm_scale": ("panm-scale", scale),
     "experiments": ("experiments", experiments),
     "large": ("large", large),
     "ragged": ("ragged", ragged),

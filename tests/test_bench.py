@@ -20,6 +20,7 @@ from kinfolk.bench import JOBS, measure, peaks, precisions, recommend, seconds_b
 from kinfolk.bench.jobs import sides
 from kinfolk.bench.timing import WORST, difference
 from kinfolk.bench.work import flops, layer_products, traffic
+from kinfolk.methods.panm import PANM
 from kinfolk.report.speed import figure, speed_table
 
 CPU = torch.device("cpu")
@@ -300,6 +301,22 @@ def test_scale_is_drawn_with_the_loop_as_a_line(program: Any, tmp_path: Path, mo
     (tmp_path / "scale-cpu.json").write_text(json.dumps(kept))
     run(program("plot"), monkeypatch, "--results", str(tmp_path))
     assert (tmp_path / "scale.png").stat().st_size > 10_000
+
+
+def test_panm_is_timed_in_its_second_stage(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = program("scale")
+    found = []
+    match = PANM._match
+    monkeypatch.setattr(PANM, "_match", lambda self, t, *rest: found.append(t) or match(self, t, *rest))
+    row = scale.measure(30, 2, CPU, "panm")
+    assert row["us_per_client_round"] > 0
+    assert found == [scale.WARM_UP + 1, scale.WARM_UP + 2]
+    (tmp_path / "panm-scale-cpu.json").write_text(
+        json.dumps({"facts": {"device": "here"}, "rows": [row | {"time_ratio": 1}]})
+    )
+    tables = program("tables")
+    assert "| here | 30 |" in tables.scale(tables.read("panm-scale", tmp_path))
+    assert tables.read("scale", tmp_path) == []
 
 
 def test_a_coarser_precision_is_never_held_to_less_than_float32() -> None:
