@@ -341,7 +341,8 @@ def _rounds(
     begin = time.perf_counter() - seconds
     saved_at, saved = time.perf_counter(), done
     warm_up = WarmUp(engine.shards[0].cohort.device, done)
-    with interruptible(observer.notice) as stop, kept(engine.shards[0].cohort.device):
+    shard = engine.shards[0]
+    with interruptible(observer.notice) as stop, kept(shard.cohort.device, spare=shard.lean):
         for t in range(done + 1, total + 1):
             evaluate = t % config.run.evaluate_every == 0 or t in (1, total)
             engine.step(t, evaluate)
