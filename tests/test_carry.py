@@ -203,6 +203,30 @@ def test_a_cell_under_a_former_name_is_taken_by_what_it_is() -> None:
     assert cells() == [path.name for path in Path("there/cells").iterdir()]
 
 
+def test_a_run_that_is_in_a_pack_under_a_former_name_is_not_added_again() -> None:
+    packed()
+    rewritten(lambda content: {re.sub(r"-\w{10}/", "-0123456789/", name): data for name, data in content.items()})
+    former = packed()
+    assert all("-0123456789/" in name for name in former)
+    write_study(figure={"kind": "mixing"})
+    ran = Ran()
+    more = set(packed(observer=ran)) - set(former)
+    assert len(more) == 1
+    assert more.pop().endswith("-0123456789/graph.npz")  # of the same run
+    assert ran.notices == []
+
+
+def test_a_run_anew_is_added_beside_one_under_a_former_name_even_if_it_ended_alike() -> None:
+    packed()
+    rewritten(lambda content: {re.sub(r"-\w{10}/", "-0123456789/", name): data for name, data in content.items()})
+    former = set(packed())
+    (config,) = Path("there/cells").glob("*/config.toml")  # its summary stays as it is, seconds and all
+    written = config.read_text(encoding="utf-8")
+    config.write_text(re.sub(r'created = "\d+', 'created = "2001', written), encoding="utf-8")
+    more = set(packed()) - former
+    assert {name.partition("/")[2] for name in more} == {name.partition("/")[2] for name in former}
+
+
 def test_a_cell_from_before_what_its_preset_turns_on_is_not_taken() -> None:
     write_study(rows={"P": ["method.name=panm", "method.preset=robust"]}, columns={"two": []}, published={})
     reproduce("mine.toml", seeds=1)

@@ -117,23 +117,47 @@ def add(path: Path, folders: Sequence[Path], more: Sequence[str] = ()) -> tuple[
     with explained(lambda error: UserError(f"{path} cannot be written: {error.strerror}")), _present(path) as old:
         content: Content = {} if old is None else {name: partial(old.read, name) for name in old.names}
         before = len(content)
-        for folder in folders:
-            content = _with(content, folder, (*ALWAYS, *more))
+        names = {folder: _name(content, folder) for folder in folders}
+        for folder, name in names.items():
+            content = _with(content, folder, name, (*ALWAYS, *more))
         if old is None or len(content) > before:
             path.parent.mkdir(parents=True, exist_ok=True)
             sweep(path.parent, path.name)
             write_atomically(path, partial(_write, content=content))
-    lacking = [f.name for f in folders if any((f / m).is_file() and f"{f.name}/{m}" not in content for m in more)]
+    lacking = [f.name for f in folders if any((f / m).is_file() and f"{names[f]}/{m}" not in content for m in more)]
     return len({name.partition("/")[0] for name in content}), lacking
 
 
-def _with(content: Content, folder: Path, files: Iterable[str]) -> Content:
-    """What a pack holds once `folder` is in it."""
-    own: Content = {
-        f"{folder.name}/{file}": partial(_own, folder / file) for file in files if (folder / file).is_file()
-    }
-    summary = f"{folder.name}/{SUMMARY}"
-    if summary in content and (own.keys() <= content.keys() or content[summary]() != own[summary]()):
+def _name(content: Content, folder: Path) -> str:
+    """What the run in `folder` is called in a pack: a version that knows more settings calls the same run otherwise."""
+    if f"{folder.name}/{SUMMARY}" in content or not (folder / SUMMARY).is_file():
+        return folder.name
+    words = folder.name.rpartition("-")[0]
+    runs = (run for run, _, file in (name.partition("/") for name in content) if file == SUMMARY)
+    alike = (run for run in runs if run.rpartition("-")[0] == words)
+    return next((run for run in alike if _same(content, run, folder)), folder.name)
+
+
+def _same(content: Content, run: str, folder: Path) -> bool:
+    """Whether `run` of a pack is the run in `folder`: two of one experiment may end alike, and take as long."""
+    config = content.get(f"{run}/{CONFIG}")
+    alike = content[f"{run}/{SUMMARY}"]() == (folder / SUMMARY).read_bytes()
+    return alike and config is not None and _created(config()) == _created((folder / CONFIG).read_bytes())
+
+
+def _created(config: bytes) -> object:
+    """When the run of this config began; None if it does not tell."""
+    try:
+        return tomllib.loads(config.decode())["kinfolk"]["created"]
+    except (ValueError, KeyError, TypeError):  # not written by us
+        return None
+
+
+def _with(content: Content, folder: Path, name: str, files: Iterable[str]) -> Content:
+    """What a pack holds once `folder` is in it as the run `name`."""
+    own: Content = {f"{name}/{file}": partial(_own, folder / file) for file in files if (folder / file).is_file()}
+    summary = f"{name}/{SUMMARY}"
+    if summary in content and (own.keys() <= content.keys() or not _same(content, name, folder)):
         return content  # nothing to add, or another run of the same experiment: files of the two must not mix
     return {**own, **content} if summary in content else {**content, **own}
 
