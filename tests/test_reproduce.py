@@ -174,6 +174,16 @@ def test_cells_computed_elsewhere_are_found_when_they_are_copied_here() -> None:
     assert _counted(["cpu", "cpu"]) == "cpu"
 
 
+def test_where_best_rounds_are_told_it_is_said_how_often_runs_were_looked_at() -> None:
+    reproduce("mine.toml", ["run.evaluate_every=1"], rows=["Oracle"], out="both")
+    Path("best.toml").write_text(tomli_w.dumps({**STUDY, "measures": ["best_accuracy"], "published": {}}))
+    reproduce("best.toml", ["run.evaluate_every=2"], rows=["Oracle", "Gossip"], out="both")
+    (page,) = Path("both").glob("best*.md")
+    assert "- evaluated: every 2 rounds (4 runs), every round (2 runs)" in page.read_text(encoding="utf-8")
+    (page,) = Path("both").glob("mine*.md")
+    assert "- evaluated" not in page.read_text(encoding="utf-8")
+
+
 def test_a_run_under_a_former_name_is_found_by_what_it_is() -> None:
     reproduce("mine.toml", rows=["Oracle"], seeds=1)
     (name,) = cells()

@@ -170,9 +170,13 @@ class Reproduction:
             self.facts[path] = RunFolder.open(path).facts()
         facts = [self.facts[path] for path in self.results]
         days = sorted(str(fact["created"])[:10] for fact in facts)
+        steps = [result.config.run.evaluate_every for result in self.results.values()]
+        often = _counted("every round" if step == 1 else f"every {step} rounds" for step in steps)
+        best = any(name.startswith("best_") for name in self.study.measures)  # best of those that were looked at
         return {
             "command": f"`{self.command}`",
             "runs": f"{len(self.results)} of {len(set(self.paths.values()))} finished",
+            **({"evaluated": often} if best else {}),
             "seeds": ", ".join(str(seed) for seed in sorted({cell.seed for cell in self.cells})),
             "device": _counted(fact["device"] for fact in facts),
             "kinfolk": _counted(fact["version"] for fact in facts),
