@@ -1,13 +1,10 @@
-"""The catalogue on tiny sets: where they come from, what is kept, what is refused."""
+"""The catalogue on tiny sets: what is kept, what is refused, in which forms they come."""
 
-import hashlib
 import io
 import json
 import re
 import shutil
 import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,76 +19,10 @@ from raw_files import (
     write_mosaics,
     write_writers,
 )
+from tiny_catalog import Fake, change, fail, mnist, put, refusal, state, sums
 
 from kinfolk.data import catalog, formats, store
 from kinfolk.data.sets import CATALOG, read_writers
-from kinfolk.errors import UserError
-
-
-@dataclass(frozen=True)
-class Fake:
-    """A source that writes files, or fails."""
-
-    label: str
-    write: Callable[[Path], None]
-    resumes: bool = False
-
-    def fetch(self, into, progress) -> None:
-        if progress:
-            progress(self.label, 1, 1)
-        self.write(into)
-
-
-def fail(reason: str) -> Callable[[Path], None]:
-    def write(into: Path) -> None:
-        raise UserError(reason)
-
-    return write
-
-
-def sums(arrays: formats.Arrays) -> dict[str, str]:
-    return {key: hashlib.sha256(array.tobytes()).hexdigest() for key, array in arrays.items()}
-
-
-@pytest.fixture
-def change(monkeypatch):
-    """Change fields of an entry of the catalogue for one test."""
-
-    def change(name: str, **fields) -> None:
-        monkeypatch.setitem(CATALOG, name, replace(CATALOG[name], **fields))
-
-    return change
-
-
-@pytest.fixture(autouse=True)
-def mnist(tmp_path_factory, change):
-    """Tiny MNIST and writers in place of the real ones, with their true checksums and no way out to the network."""
-    folder = tmp_path_factory.mktemp("raw")
-    write_mnist(folder)
-    write_writers(folder)
-    images, writers = formats.read_mnist(folder), read_writers(folder)
-    change("mnist", train=20, test=10, sums=sums(images), sources=(Fake("nowhere", fail("out of reach")),))
-    change("mnist-by-writer", train=20, test=10, sums=sums(writers), sources=(Fake("nowhere", fail("gone")),))
-    return images
-
-
-def refusal(call, *arguments, **options) -> str:
-    with pytest.raises(UserError) as caught:
-        call(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def put(root: Path, name: str, write: Callable[[Path], object]) -> Path:
-    folder = root / name
-    folder.mkdir(parents=True, exist_ok=True)
-    write(folder)
-    return folder
-
-
-def state(name: str, root: Path) -> str:
-    return next(row.state for row in catalog.describe(root) if row.name == name)
-
 
 # ---------------------------------------------------------------------------------------------------- the table
 
@@ -264,87 +195,6 @@ def test_a_writer_that_dies_half_way_leaves_no_set_that_looks_whole(tmp_path, mo
         store.save(folder, arrays, sums(arrays), "test")
     assert store.load(folder) is None
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
-
-
-# ---------------------------------------------------------------------------------------------------- get
-
-
-def test_files_of_the_wrong_contents_are_refused_with_both_sums_and_left_alone(tmp_path, change):
-    folder = put(tmp_path, "mnist", write_mnist)
-    found = CATALOG["mnist"].sums["test_y"]
-    change("mnist", sums={**CATALOG["mnist"].sums, "test_y": "f" * 64})
-    before = sorted(folder.iterdir())
-    for call in (catalog.load, catalog.get):
-        message = refusal(call, "mnist", tmp_path)
-        assert f"test_y of mnist has SHA-256 {found}, expected {'f' * 64}" in message
-        assert sorted(folder.iterdir()) == before
-
-
-def test_sources_are_tried_in_order_until_one_is_right(tmp_path, change, mnist):
-    def wrong(into: Path) -> None:
-        write_mnist(into)
-        (into / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.full(10, 3, np.uint8)))
-
-    sources = (
-        Fake("first", fail("no route")),
-        Fake("second", wrong, resumes=True),
-        Fake("third", write_mnist),
-        Fake("fourth", fail("must not be asked")),
-    )
-    change("mnist", sources=sources)
-    seen = []
-    folder = catalog.get("mnist", tmp_path, progress=lambda label, done, total: seen.append(label))
-    assert seen == ["first", "second", "third"]
-    assert json.loads((folder / "manifest.json").read_text())["source"] == "third"
-    assert sorted(path.suffix for path in folder.iterdir()) == [".json"] + [".npy"] * 4
-    np.testing.assert_array_equal(catalog.load("mnist", tmp_path).train.x, mnist["train_x"])
-    seen.clear()
-    catalog.get("mnist", tmp_path, progress=lambda label, done, total: seen.append(label))
-    assert seen == []
-
-
-@pytest.mark.parametrize("resumes", [False, True])
-def test_when_every_source_fails_one_line_gives_every_reason_and_nothing_is_left(tmp_path, change, resumes):
-    right = CATALOG["mnist"].sums["train_x"]
-    sources = (
-        Fake("first", fail("first: no route"), resumes),
-        Fake("second", lambda into: write_mnist(into, train=20), resumes),
-        Fake("third", lambda into: (into / "unrelated").write_text("?"), resumes),
-    )
-    change("mnist", sources=sources, sums={**CATALOG["mnist"].sums, "train_x": "0" * 64})
-    message = refusal(catalog.get, "mnist", tmp_path)
-    assert "first: no route; second: " in message
-    assert "first: first" not in message
-    assert f"has SHA-256 {right}, expected {'0' * 64}" in message
-    assert "third: brought none of the files of mnist" in message
-    assert "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz" in message
-    assert str(tmp_path / "mnist") in message
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_official_address_out_of_reach_leaves_no_folder(tmp_path, change):
-    change("mnist", sources=(Fake("official", fail("no route"), resumes=True),))
-    refusal(catalog.get, "mnist", tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_broken_transfer_left_stays_for_the_next_time_and_goes_after_success(tmp_path, change):
-    def half(into: Path) -> None:
-        (into / "train.part").write_bytes(b"half")
-        raise UserError("broke off")
-
-    change("mnist", sources=(Fake("official", half, resumes=True),))
-    refusal(catalog.get, "mnist", tmp_path)
-    assert (tmp_path / "mnist" / "download" / "train.part").read_bytes() == b"half"
-    change("mnist", sources=(Fake("official", half, resumes=True), Fake("other", write_mnist)))
-    catalog.get("mnist", tmp_path)
-    assert not (tmp_path / "mnist" / "download").exists()
-
-
-def test_a_source_with_too_few_samples_is_refused_with_the_numbers(tmp_path, change):
-    change("mnist", sources=(Fake("short", lambda into: write_mnist(into, train=19)),))
-    message = refusal(catalog.get, "mnist", tmp_path)
-    assert "train_x of mnist is (19, 1, 28, 28), expected (20, 1, 28, 28)" in message
 
 
 # ---------------------------------------------------------------------------------------------------- writers
