@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk import Cohort, Federation, Training, cli, engines
+from kinfolk import Cohort, Federation, Training, cli, engines, findings
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.training import local_steps, plan
 from kinfolk.metrics import Edges
+from kinfolk.parcel import Parcel
 
 torch.set_num_threads(1)  # small tensors: threads that wait for each other cost more than they bring
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and so do its tests
@@ -101,7 +102,8 @@ def tiny_experiment(**sections: Any) -> dict[str, Any]:
 
 def last_edges(engine: engines.Engine) -> Edges:
     """Who mixed with whom in the round just done."""
-    return engines._joined([engines._edges(shard.cohort.round.edges) for shard in engine.shards])
+    found = [findings.edges([(0, shard.cohort.round.edges)], Parcel())() for shard in engine.shards]
+    return findings.joined([edges for ((_, edges),) in found])
 
 
 class Outcome(NamedTuple):

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-import torch
 
 import kinfolk
 from conftest import tiny_experiment
-from kinfolk import engines, methods
+from kinfolk import methods
 from kinfolk.matching import cost
 from kinfolk.records import nominal
 
@@ -108,17 +107,6 @@ def test_the_vectors_outlive_a_resume() -> None:
         kinfolk.resume("short", rounds=4).summary["vectors_received"]
         == (kinfolk.run(tiny_experiment(method=method), out="whole").summary["vectors_received"])
     )
-
-
-def test_edges_fetched_at_once_are_those_of_each_round() -> None:
-    parts = [
-        (torch.arange(m), torch.randint(-1, 9, (m, k)), torch.rand(m, k, dtype=torch.float64))
-        for m, k in ((3, 2), (3, 0), (4, 5))
-    ]
-    for found, given in zip(engines._at_once(parts), parts, strict=True):
-        for a, b in zip(found, given, strict=True):
-            assert a.dtype == b.dtype
-            assert torch.equal(a, b)
 
 
 def test_always_answering_the_most_frequent_label_is_a_line_beside_accuracy() -> None:

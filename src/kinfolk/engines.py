@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kinfolk import visits
+from kinfolk import findings, visits
 from kinfolk.aggregation import Rule
 from kinfolk.aggregation.combiner import Combiner
 from kinfolk.cohort import judging, visit
@@ -26,7 +26,9 @@ from kinfolk.cohort.newcomers import Outsiders, meets_others, met
 from kinfolk.cohort.watch import Seen, Watch, Watching
 from kinfolk.data.federation import Federation
 from kinfolk.errors import UserError
+from kinfolk.findings import Later, Results
 from kinfolk.metrics import Edges
+from kinfolk.parcel import Parcel
 from kinfolk.peers.attacks import Attack, Plan
 from kinfolk.peers.base import LEDGER, Exchange, Peers
 from kinfolk.peers.faults import Faults
@@ -35,28 +37,6 @@ from kinfolk.peers.reach import Network
 from kinfolk.peers.sharded import Board, Stuck
 
 MANY = 2**28  # numbers in all clients' models, 1 GiB of float32, beyond which only those of a round are kept
-
-
-@dataclass(frozen=True)
-class Results:
-    """What an evaluation finds, for all n clients in the order of their ids."""
-
-    accuracy: np.ndarray  # [n]
-    loss: np.ndarray  # [n] test loss
-    before_mixing: np.ndarray  # [n] accuracy after training, before mixing
-    neighbors: np.ndarray | None  # [n, *] the method's own list of neighbors, if it keeps one
-    clusters: np.ndarray | None  # [n] the cluster the method puts each client in, if it does
-    models_received: np.ndarray  # [n] so far
-    vectors_received: np.ndarray  # [n] so far: tensors of a model's size
-    bytes_received: np.ndarray  # [n] so far
-    peak_received: np.ndarray  # [n]
-    quarantined: np.ndarray  # [n] rounds in quarantine so far
-    global_accuracy: np.ndarray | None  # [n] on the test samples common to all, if there are any
-    proxy_accuracy: np.ndarray | None = None  # [n] of what clients send in place of the models they use
-    epsilon: np.ndarray | None = None  # [n] accounted so far, if the method is private
-    delta: np.ndarray | None = None  # [n]
-    releases: np.ndarray | None = None  # [n] noisy gradients and other statistics so far
-    apart: np.ndarray | None = None  # [n] sum of the known distances to the others of a client's group
 
 
 class Shard:
@@ -95,14 +75,13 @@ class Shard:
             self.quarantined += attack.refused & ~self.cohort.round.quarantined
         self.mixed.append((t, self.cohort.round.edges))
 
-    def edges(self) -> list[tuple[int, Edges]]:
+    def edges(self, parcel: Parcel) -> Later[list[tuple[int, Edges]]]:
         """Who of this cohort mixed with whom, in each round since the last call.
 
-        Fetched for many rounds at a time: asking a GPU for anything makes it wait.
+        Sent for many rounds at a time: each parcel costs a GPU a little.
         """
         rounds, self.mixed = self.mixed, []
-        parts = iter(_fetched([part for _, parts in rounds for part in parts]))
-        return [(t, _edges([next(parts) for _ in mixed])) for t, mixed in rounds]
+        return findings.edges(rounds, parcel)
 
     def _watch(self, t: int, evaluate: bool) -> Watch | None:
         """Where to note what the watched clients see in round t, if it is one in which they are watched."""
@@ -115,24 +94,29 @@ class Shard:
         """What watched clients of this cohort saw in the round just done."""
         return [] if self.cohort.round.watch is None else self.cohort.round.watch.seen
 
-    def results(self) -> Results:
+    def results(self, parcel: Parcel) -> Later[Results]:
         """Evaluate every client of the cohort."""
         scores = visit.evaluate(self.cohort, self.state.model) if self.lean else self.cohort.evaluate()
         before = self.cohort.round.before_mixing
         some = {name: getattr(self.state, name, None) for name in ("neighbors", "clusters", "apart")}
         some |= {"global_accuracy": scores.common, "proxy_accuracy": judging.proxy_accuracy(self.cohort)}
-        columns: dict[str, Any] = {name: None if each is None else each.cpu().numpy() for name, each in some.items()}
-        account = self.cohort.account
+        columns = {
+            "accuracy": scores.accuracy,
+            "loss": scores.loss,
+            "before_mixing": scores.accuracy if before is None else before,
+            "quarantined": self.quarantined,
+            **{name: getattr(self.peers, name) for name in LEDGER},
+            **{name: column for name, column in some.items() if column is not None},
+        }
+        places = {name: parcel.add(column) for name, column in columns.items()}
+        account = self.cohort.account  # on the CPU, and of now: it will have been charged for the next round
         figures = {} if account is None else {name: column.numpy() for name, column in account.figures().items()}
-        return Results(
-            accuracy=scores.accuracy.cpu().numpy(),
-            loss=scores.loss.cpu().numpy(),
-            before_mixing=(scores.accuracy if before is None else before).cpu().numpy(),
-            quarantined=self.quarantined.cpu().numpy(),
-            **columns,
-            **dict(zip(LEDGER, self.peers.ledger.cpu().numpy())),
-            **figures,
-        )
+
+        def found() -> Results:
+            here: dict[str, Any] = {name: parcel[place].numpy() for name, place in places.items()}
+            return Results(**{**dict.fromkeys(some), **here, **figures})
+
+        return found
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything that a later process needs to go on, by name; rows are clients except under `shared/`."""
@@ -279,56 +263,37 @@ def accounted(engine: Engine, path: Path, about: str) -> Iterator[None]:
             account.close()
 
 
-def edges(engine: Engine) -> list[tuple[int, Edges]]:
+def edges(engine: Engine, parcel: Parcel) -> Later[list[tuple[int, Edges]]]:
     """Who mixed with whom in each round since the last call, over all shards."""
-    rounds = zip(*(shard.edges() for shard in engine.shards))
-    return [(parts[0][0], _joined([edges for _, edges in parts])) for parts in rounds]
+    shards = [shard.edges(parcel) for shard in engine.shards]
+
+    def found() -> list[tuple[int, Edges]]:
+        rounds = zip(*(later() for later in shards))
+        return [(parts[0][0], findings.joined([edges for _, edges in parts])) for parts in rounds]
+
+    return found
 
 
-def _fetched(parts: list[Mixed]) -> list[Mixed]:
-    """The same on the CPU."""
-    return parts if not parts or parts[0][0].device.type == "cpu" else _at_once(parts)
-
-
-def _at_once(parts: list[Mixed]) -> list[Mixed]:
-    """Fetched as one tensor: for each of many, Python would wait anew."""
-    tensors = [tensor for ids, neighbors, shares in parts for tensor in (ids, neighbors, shares.to(torch.float64))]
-    flat = torch.cat([tensor.reshape(-1).view(torch.int64) for tensor in tensors]).cpu()
-    here = torch.split(flat, [tensor.numel() for tensor in tensors])
-    columns = [some.view(tensor.dtype).view(tensor.shape) for some, tensor in zip(here, tensors)]
-    return list(zip(columns[::3], columns[1::3], columns[2::3]))
-
-
-def _edges(parts: list[Mixed]) -> Edges:
-    """What a cohort's mixings put down, as one row for each that counted."""
-    columns = []
-    for ids, neighbors, shares in _fetched(parts):
-        client, column = torch.nonzero(shares > 0, as_tuple=True)
-        found = ids[client], neighbors[client, column], shares[client, column]
-        columns.append(Edges(*(tensor.numpy() for tensor in found)))
-    return _joined(columns)
-
-
-def _joined(parts: list[Edges]) -> Edges:
-    if not parts:
-        return Edges.none()
-    return Edges(*(np.concatenate(column) for column in zip(*((p.client, p.neighbor, p.weight) for p in parts))))
-
-
-def notes(engine: Engine) -> list[dict[str, Any]]:
+def notes(engine: Engine, parcel: Parcel) -> Later[list[dict[str, Any]]]:
     """What the method has noted in each round since the last call, a row for each; [] if it notes nothing.
 
-    Notes are the same on all shards, and fetched for many rounds at a time like edges.
+    Notes are the same on all shards, and sent for many rounds at a time like edges.
     """
     method, rounds = engine.shards[0].method, engine.shards[0].noted
     for shard in engine.shards:
         shard.noted = []
     if not rounds:
-        return []
-    columns = method.noted(torch.stack([row for _, row in rounds]).cpu())
-    return [
-        {"round": t} | {name: float(column[i]) for name, column in columns.items()} for i, (t, _) in enumerate(rounds)
-    ]
+        return list
+    place = parcel.add(torch.stack([row for _, row in rounds]))
+
+    def found() -> list[dict[str, Any]]:
+        columns = {name: column.tolist() for name, column in method.noted(parcel[place]).items()}
+        return [
+            {"round": t} | {name: float(column[i]) for name, column in columns.items()}
+            for i, (t, _) in enumerate(rounds)
+        ]
+
+    return found
 
 
 def seen(engine: Engine) -> dict[str, np.ndarray]:
@@ -348,14 +313,15 @@ def seen(engine: Engine) -> dict[str, np.ndarray]:
     return columns
 
 
-def results(engine: Engine) -> Results:
+def evaluated(engine: Engine, parcel: Parcel) -> Later[Results]:
     """The evaluation of all shards together."""
-    parts = [shard.results() for shard in engine.shards]
-    columns: dict[str, Any] = {}
-    for field in dataclasses.fields(Results):
-        values = [getattr(part, field.name) for part in parts]
-        columns[field.name] = None if values[0] is None else np.concatenate(_same_width(values))
-    return Results(**columns)
+    shards = [shard.results(parcel) for shard in engine.shards]
+    return lambda: findings.together([later() for later in shards])
+
+
+def results(engine: Engine) -> Results:
+    """The same at once."""
+    return evaluated(engine, Parcel())()
 
 
 def outsiders(engine: Engine) -> dict[str, Outsiders]:
@@ -388,11 +354,9 @@ def restore(engine: Engine, tensors: dict[str, Tensor], t: int) -> None:
         shard.restore(own, t)
 
 
-def _same_width(lists: list[Any]) -> list[Any]:
+def _same_width(lists: list[Tensor]) -> list[Tensor]:
     """Lists of ids [m, *] may be longer on one shard than on another: pad with -1."""
     if lists[0].ndim != 2 or len({part.shape[1] for part in lists}) == 1:
         return lists
     width = max(part.shape[1] for part in lists)
-    if isinstance(lists[0], Tensor):
-        return [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in lists]
-    return [np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=-1) for part in lists]
+    return [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in lists]

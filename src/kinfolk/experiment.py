@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk import engines, metrics, models, records, threats
+from kinfolk import engines, models, records, threats
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.memory import kept
@@ -24,6 +24,7 @@ from kinfolk.data.federation import Federation
 from kinfolk.data.formats import Dataset
 from kinfolk.data.partition import Labels, Split, set_apart, turned, with_common_test
 from kinfolk.errors import UserError
+from kinfolk.logbook import Logbook
 from kinfolk.models import Factory
 from kinfolk.peers.reach import Network
 from kinfolk.runs import checkpoint
@@ -34,7 +35,6 @@ from kinfolk.warmup import WarmUp
 
 CHECKPOINT_SECONDS = 30.0  # between checkpoints when no number of rounds is given
 PRIVACY = "privacy.jsonl"  # what private clients have released
-FETCH_ROUNDS = 16  # rounds between fetching who mixed with whom from the device
 
 
 class Observer:
@@ -43,7 +43,7 @@ class Observer:
     def started(self, config: Config, folder: Path, first: int, device: str) -> None: ...
 
     def round(self, t: int, row: dict[str, Any] | None) -> None:
-        """Round t is done; `row` holds the metrics if it was evaluated."""
+        """Round t is done, on a GPU perhaps later ones too; `row` holds the metrics if it was evaluated."""
 
     def notice(self, text: str) -> None: ...
 
@@ -342,34 +342,26 @@ def _rounds(
     saved_at, saved = time.perf_counter(), done
     warm_up = WarmUp(engine.shards[0].cohort.device, done)
     shard = engine.shards[0]
-    with interruptible(observer.notice) as stop, kept(shard.cohort.device, spare=shard.lean):
+    log = Logbook(engine, folder, known, config.method, observer.round, lambda: time.perf_counter() - begin)
+    with interruptible(observer.notice) as stop, kept(shard.cohort.device, spare=shard.lean), log:
         for t in range(done + 1, total + 1):
             evaluate = t % config.run.evaluate_every == 0 or t in (1, total)
             engine.step(t, evaluate)
+            log.catch_up()  # a GPU has something to do meanwhile
             if warm_up.over(t) and (trouble := engine.shards[0].cohort.trouble()) is not None:
                 observer.notice(trouble)
-            if evaluate or t % FETCH_ROUNDS == 0:
-                edges = _fetch_edges(folder, engine)
-            if seen := engines.seen(engine):
-                folder.append_similarity(t, seen)
-            row = None
-            if evaluate:
-                results = engines.results(engine)
-                row = records.measure(t, results, edges, known, config.method, time.perf_counter() - begin)
-                row |= records.promised(engine) | records.outside(engine) | records.of_method(engine)
-                folder.append_metrics(row)
-            observer.round(t, row)
+            log.add(t, evaluate)
             every = config.run.checkpoint_every
             due = t % every == 0 if every else time.perf_counter() - saved_at > CHECKPOINT_SECONDS
             if t == total or due or stop.is_set():
+                log.flush()
                 _save(folder, t, engine, time.perf_counter() - begin)
                 saved_at, saved = time.perf_counter(), t
-            if stop.is_set() and t < total:
+            if stop.is_set() and saved == t < total:  # if it came after the look above, the next round is the last
                 raise Interrupted(folder.path, saved)
     if config.run.watch and not folder.has_similarity():
         observer.notice("run.watch: in the rounds watched the method compared no models: there is no similarity.csv")
-    if done >= total:  # nothing was left to do but to test
-        results = engines.results(engine)
+    results = log.results or engines.results(engine)  # nothing may have been left to do but to test
     folder.write_clients(records.clients(results, known, engine))
     if strangers := records.strangers(engine):
         folder.write_new_clients(strangers)
@@ -383,17 +375,7 @@ def _rounds(
     return result
 
 
-def _fetch_edges(folder: RunFolder, engine: engines.Engine) -> metrics.Edges:
-    """Put down the rounds since the last time: what was noted, who mixed with whom; the edges of the last of them."""
-    folder.append_rounds(engines.notes(engine))
-    last = metrics.Edges.none()
-    for t, last in engines.edges(engine):
-        folder.graph.add(t, last.client, last.neighbor, last.weight)
-    return last
-
-
 def _save(folder: RunFolder, t: int, engine: engines.Engine, seconds: float) -> None:
-    _fetch_edges(folder, engine)
     folder.graph.flush()
     # Of the sections as they were kept, not as this version fills them in: a later one may know more settings.
     facts = {"config": fingerprint(folder.config()), "seconds": seconds}

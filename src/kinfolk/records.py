@@ -13,6 +13,7 @@ import torch
 from kinfolk import engines, metrics
 from kinfolk.config import Config
 from kinfolk.data.federation import Federation, Part
+from kinfolk.findings import Results
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _label_counts(data: Federation, part: Part) -> np.ndarray:
 
 
 def measure(
-    t: int, results: engines.Results, edges: metrics.Edges, truth: Truth, method: Any, seconds: float
+    t: int, results: Results, edges: metrics.Edges, truth: Truth, method: Any, seconds: float
 ) -> dict[str, Any]:
     """A row of metrics after round t; `seconds` since the start of the run."""
     clusters, honest = truth.clusters, truth.honest
@@ -110,7 +111,7 @@ def promised(engine: engines.Engine) -> dict[str, str]:
     return {name: promise["statement"] for name, promise in privacy(engine).items()}
 
 
-def _without(results: engines.Results, attackers: np.ndarray | None) -> engines.Results:
+def _without(results: Results, attackers: np.ndarray | None) -> Results:
     """The results with nothing known of how attackers' own models do."""
     if attackers is None:
         return results
@@ -137,7 +138,7 @@ def nominal(method: Any, rounds: int, n: int) -> dict[str, int | None]:
     return {"nominal_models": round(cost.total * n), "nominal_peak": round(cost.peak * n)}
 
 
-def clients(results: engines.Results, truth: Truth, engine: engines.Engine) -> list[dict[str, Any]]:
+def clients(results: Results, truth: Truth, engine: engines.Engine) -> list[dict[str, Any]]:
     """A row for every client, after the last round."""
     clusters = truth.clusters
     train = torch.cat([shard.cohort.data.train.sizes for shard in engine.shards])
@@ -163,7 +164,7 @@ def clients(results: engines.Results, truth: Truth, engine: engines.Engine) -> l
     ]
 
 
-def _private(results: engines.Results, i: int) -> dict[str, Any]:
+def _private(results: Results, i: int) -> dict[str, Any]:
     """What is known of client i where a method is private."""
     row: dict[str, Any] = {}
     if results.proxy_accuracy is not None:

@@ -15,6 +15,7 @@ import kinfolk
 from conftest import tiny_experiment
 from kinfolk import engines
 from kinfolk.methods import domain_labels
+from kinfolk.parcel import Parcel
 from kinfolk.peers.faults import Faults
 from kinfolk.runs.rounds import read_rounds
 from processes import finished
@@ -73,9 +74,9 @@ def test_shards_and_models_for_few_note_the_same(settings: dict[str, Any]) -> No
 def test_notes_are_fetched_once_and_kept_nowhere() -> None:
     engine = engine_of(shards=3)
     run(engine, 3)
-    assert [row["round"] for row in engines.notes(engine)] == [1, 2, 3]
+    assert [row["round"] for row in engines.notes(engine, Parcel())()] == [1, 2, 3]
     assert not any(shard.noted for shard in engine.shards)
-    assert engines.notes(engine) == []
+    assert engines.notes(engine, Parcel())() == []
 
 
 DIES = """
