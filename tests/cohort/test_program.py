@@ -64,9 +64,9 @@ def test_what_is_recorded_does_not_keep_a_cohort_alive() -> None:
     """Or the memory of a GPU would stay taken after a run, until Python happens to look for cycles."""
 
     class Kept(Replay):
-        def __call__(self, key: Any, work: Any, *inputs: torch.Tensor) -> torch.Tensor:
+        def __call__(self, key: Any, work: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             self.work = work
-            return work(*inputs)  # type: ignore[no-any-return]
+            return inputs[0].clone(), work(*inputs)
 
     cohort = make_cohort(make_federation([4, 4]), lambda: nn.Linear(6, 3))
     cohort._replay = replay = Kept()

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from kinfolk.kernels import dispatch
+from kinfolk.kernels import dispatch, gram
 
 __all__ = ["DEVICE", "take_over", "tl", "triton"]
 
@@ -37,3 +37,5 @@ InterpretedFunction.__call__ = _quick_call
 def take_over(patch: pytest.MonkeyPatch, used: bool) -> None:
     """Let the programs take over whatever the device, or nothing."""
     patch.setattr(dispatch, "_on_gpu", lambda where: used)
+    if DEVICE.type != "cuda":
+        patch.setattr(gram, "HALF", tl.float16)  # the interpreter has no bf16

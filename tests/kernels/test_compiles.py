@@ -52,6 +52,7 @@ def compile_all() -> int:
     JITFunction.run = run
     _call_all()
     _convolve()
+    _linear()
     return len(seen)
 
 
@@ -62,7 +63,7 @@ def _kind(value: Any) -> str:
 
 
 def _call_all() -> None:
-    from kinfolk.kernels import company, cosines, drawing, evidence, hashing, lists, mixing, mixture
+    from kinfolk.kernels import company, cosines, drawing, evidence, gram, hashing, lists, mixing, mixture, rows
 
     key, m, w = 2**40, 4, 90
     clients, ids, known = (
@@ -91,6 +92,10 @@ def _call_all() -> None:
         models = torch.zeros(m, 9000, dtype=kind)
         for origin in (None, models[0]):
             cosines.cosines(models, models, ids, origin, 1e-12)
+            gram.cosines(models.float(), ids, None if origin is None else origin.float(), 1e-12)
+        for count in (1, 150):
+            gram.cosines(torch.zeros(count, 70), ids[:1] if count == 1 else ids, None, 1e-12)
+        rows.copied(models, ids[:, 0])
         mixing.mix(models, models, ids, None, 1.0, each)
         mixing.mix(models, models, ids, scores, scores[:, 0], each)
     constants = (1.5, 0.2, 0.4, 30.0, 0.98, 1e-12)
@@ -122,6 +127,25 @@ def _convolve() -> None:
             out, winner = conv.forward(x, index, wide, bias, True, precision)
             assert winner is not None
             conv.backward(x, index, weight, wide, winner, out, not first, precision)
+
+
+def _linear() -> None:
+    """Linear layers of every kind, all tiles, in every precision."""
+    from kinfolk.kernels import dense, entropy
+
+    rows = torch.zeros(2, 30 * 20 + 20)
+    weight, bias = rows[:, :600].view(2, 20, 30), rows[:, 600:]
+    for precision in dense.DOTS:
+        for batch in (5, 20, 50, 130):
+            index = torch.zeros(2, batch, dtype=torch.int64)
+            for gather, relu, own in ((True, True, bias), (False, False, bias), (False, True, None)):
+                x = torch.zeros(9, 30) if gather else torch.zeros(2, batch, 30)
+                out = dense.forward(x, index, weight, own, relu, gather, precision)
+                dense.weights_backward(x, index, out, out, weight, own, relu, gather, precision)
+    for classes in (2, 10, 100):
+        logits, labels = torch.zeros(2, 20, classes), torch.zeros(2, 20, dtype=torch.int64)
+        for share in (None, torch.zeros(2, 20, dtype=torch.float64)):
+            entropy.entropy(logits, labels, share)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from kinfolk import Training, engines
 from kinfolk.cohort.cohort import Cohort, initial_model
 from kinfolk.methods.panm import PANM
 from kinfolk.methods.registry import find
+from kinfolk.parcel import Parcel
 from kinfolk.peers.faults import Faults
 
 N, STAGE_ONE, ROUNDS = 5, 2, 4
@@ -128,7 +129,7 @@ def test_rounds_of_programs_are_those_of_plain_torch_and_few(
             torch.testing.assert_close(ours[name], tensor, rtol=1e-6, atol=1e-9, equal_nan=True)
         else:
             assert torch.equal(ours[name], tensor), name
-    for (_, a), (_, b) in zip(engines.edges(plain), engines.edges(fused), strict=True):
+    for (_, a), (_, b) in zip(*(engines.edges(each, Parcel())() for each in (plain, fused)), strict=True):
         assert a.client.tolist() == b.client.tolist()
         assert a.neighbor.tolist() == b.neighbor.tolist()
     for t, names in enumerate(launched, start=1):

@@ -24,9 +24,7 @@ class Mean:
     least: ClassVar[int] = 1
 
     def combine(self, inbox: Inbox) -> tuple[Tensor, Tensor]:
-        return mix(
-            inbox.own, inbox.theirs, inbox.rows, inbox.coefficients, inbox.mine, inbox.away, inbox.room
-        )  # fmt: skip
+        return mix(inbox.own, inbox.theirs, inbox.rows, inbox.coefficients, inbox.mine, inbox.away)
 
 
 @register("median")

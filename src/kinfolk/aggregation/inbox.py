@@ -140,7 +140,7 @@ class Inbox:
         mine = torch.where(alone, 1.0, mine)
         own = torch.where((mine > 0)[:, None], self.own, 0.0)  # NaN counts even times 0
         rows = torch.where(shares > 0, self.peers, -1)
-        return blend(own, self.pool, rows, shares, mine, self.room), shares
+        return blend(own, self.pool, rows, shares, mine), shares
 
 
 def finite(models: Tensor) -> Tensor:

@@ -23,13 +23,13 @@ from kinfolk.cohort.mixing import mix
 from kinfolk.cohort.noise import Noise
 from kinfolk.cohort.program import program_for, rounding
 from kinfolk.cohort.replay import Replay
-from kinfolk.cohort.room import CACHE, Room
+from kinfolk.cohort.room import Room
 from kinfolk.cohort.steer import Steer
 from kinfolk.cohort.training import (
+    Chunks,
     Frames,
     Plan,
     Training,
-    alike,
     all_finite,
     local_steps,
     plan,
@@ -125,7 +125,7 @@ class Cohort:
         self.train_x, self.test_x = (self.program.samples(part.x) for part in (self.data.train, self.data.test))
         self._common_x = None if self.data.common is None else self.program.samples(self.data.common.x)
         self._replay = Replay() if self.device.type == "cuda" else None
-        self._frames = Frames(self.device)
+        self._frames, self._chunks = Frames(self.device), Chunks()
         self.begin()
 
     def __len__(self) -> int:
@@ -230,16 +230,17 @@ class Cohort:
             sizes = data.sizes[rows]
             frame = self._frames(sizes, settings)
             batches = plan(self.seed, t, self.ids[here], data.starts[here], sizes, settings, purpose, frame)
-            block = models[here] if span is None else after[span].copy_(models[span])  # a copy, or the place itself
+            before = models[here]
             beside = [] if steer is None else [tensor[here] for tensor in steer.beside]
             with self.room.threads(rows.numel() * settings.batch_size), rounding(self.device, self.precision):
                 lengths = rates(batches, settings.rate(t), self.dtype)
-                mean = self._steps(block, batches, lengths, settings, part, steer, beside)
+                place = None if span is None else after[span]
+                block, mean = self._steps(before, place, batches, lengths, settings, part, steer, beside)
             finite = all_finite(block) & torch.isfinite(mean)
             if self.device.type == "cuda" or not bool(finite.all()):  # asking a GPU would make it wait
-                block.copy_(torch.where(finite[:, None], block, models[here]))
+                block = torch.where(finite[:, None], block, before, out=place)
                 self.round.quarantined[here] |= ~finite
-            if span is None:
+            if block is not place:
                 after[here] = block
             loss[here] = mean.masked_fill(~finite, torch.nan)
 
@@ -249,35 +250,36 @@ class Cohort:
 
     def _steps(
         self,
-        block: Tensor,
+        before: Tensor,
+        place: Tensor | None,
         batches: Plan,
         sizes: Tensor,
         settings: Training,
         part: slice | None,
         steer: Steer | None,
         beside: list[Tensor],
-    ) -> Tensor:
-        """The planned local steps on the models `block`, in place; on a GPU replayed from the third time on."""
+    ) -> tuple[Tensor, Tensor]:
+        """The models `before` [m, d] after the planned local steps (on a CPU in their `place`, if they have one; on a
+        GPU steps are replayed, and the next ones write over what these found), and mean losses [m]."""
         data, program = self.data.train, self.program  # what is recorded must not keep the cohort alive
         x, looks = (self.train_x, []) if batches.looks is None else (data.x, [batches.looks])
         if self._replay is None:
-            return train_chunk(program, block, x, data.y, batches, sizes, settings, part, steer, beside)
+            block = before.clone() if place is None else place.copy_(before)
+            return block, train_chunk(program, block, x, data.y, batches, sizes, settings, part, steer, beside)
 
         def work(models: Tensor, index: Tensor, sizes: Tensor, *more: Tensor) -> Tensor:
             here = Plan(index, batches.frame, *more[: len(looks)])
             return train_chunk(program, models, x, data.y, here, sizes, settings, part, steer, more[len(looks) :])
 
-        key = (
-            tuple(block.shape), batches.counts.numpy().tobytes(), None if part is None else (part.start, part.stop),
-            None if steer is None else steer.key,
-        )  # fmt: skip
-        return self._replay(key, work, block, batches.index, sizes, *looks, *beside)
+        columns = None if part is None else (part.start, part.stop)
+        key = tuple(before.shape), batches.counts.numpy().tobytes(), columns, None if steer is None else steer.key
+        return self._replay(key, work, before, batches.index, sizes, *looks, *beside)
 
     def _alike(self, steps: Tensor, workers: int = 1) -> list[Tensor]:
         """Rows [*] of the clients that have steps to take, in chunks of clients with about as many steps."""
-        numbers = 3 * self.layout.size  # with gradient and momentum
-        size = self.room.fitting(numbers, self.training.batch_size, int((steps > 0).sum()), workers)
-        return alike(steps, self.data.train.sizes, self.chunk or size)
+        numbers, several = 3 * self.layout.size, int((steps > 0).sum())  # with gradient and momentum
+        size = self.room.fitting(numbers, self.training.batch_size, several, workers)
+        return self._chunks(steps, self.data.train.sizes, self.chunk or size)
 
     # -- judging -------------------------------------------------------------------------------------------------
 
@@ -306,26 +308,21 @@ class Cohort:
         return self.over_pairs(
             pool, ids, name,
             lambda models, clients: judging.score(self, pool[name], models, clients, self.data.train, head=head).loss,
-        )[0]  # fmt: skip
+        )  # fmt: skip
 
-    def over_pairs(
-        self, pool: Pool, ids: Tensor, name: str, work: Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]
-    ) -> list[Tensor]:
+    def over_pairs(self, pool: Pool, ids: Tensor, name: str, work: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """What work(models [p], client rows [p]) finds for every client and each of the peers ids [m, c] that answered.
 
-        models: rows of the pool. Each of its results [p] comes back as [m, c], NaN for whoever did not answer.
+        models: rows of the pool. Its result [p] comes back as [m, c], NaN for whoever did not answer.
         """
         rows = pool.rows(ids)
         if self.device.type == "cuda" and pool[name].shape[0]:  # asking who is there would make it wait: all pairs
             clients = torch.arange(len(self)).repeat_interleave(ids.shape[1])
-            found = _tuple(work(rows.clamp(min=0).flatten(), clients))
-            return [torch.where(rows >= 0, values.view(ids.shape), torch.nan) for values in found]
+            found = work(rows.clamp(min=0).flatten(), clients)
+            return torch.where(rows >= 0, found.view(ids.shape), torch.nan)
         client, column = torch.nonzero(rows >= 0, as_tuple=True)
-        answers = []
-        for values in _tuple(work(rows[client, column], client)):
-            spread = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=self.device)
-            spread[client.to(self.device), column.to(self.device)] = values
-            answers.append(spread)
+        answers = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=self.device)
+        answers[client.to(self.device), column.to(self.device)] = work(rows[client, column], client)
         return answers
 
     def train_losses(self, models: Tensor) -> Tensor:
@@ -374,7 +371,7 @@ class Cohort:
         if self.combine is not None:
             self.weights, shares = self.combine(pool, ids, coefficients, own, part)
         else:
-            self.weights, shares = mix(before, pool["weights"], rows, coefficients, own, self.round.absent, CACHE)
+            self.weights, shares = mix(before, pool["weights"], rows, coefficients, own, self.round.absent)
         if part is not None:
             kept = torch.ones(self.layout.size, dtype=torch.bool, device=self.device)
             kept[part] = False
@@ -387,10 +384,6 @@ class Cohort:
         self.weights = torch.where(
             self.round.absent[:, None], self.weights, model.to(self.dtype).expand_as(self.weights)
         )
-
-
-def _tuple(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
 
 
 def initial_model(make: Callable[[], nn.Module], seed: int) -> nn.Module:

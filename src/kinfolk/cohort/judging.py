@@ -37,10 +37,13 @@ class Look:
     head: slice | None  # columns in which a client puts its own parameters in place of a model's
 
     @classmethod
-    def of(cls, cohort: Cohort, t: int, head: slice | None = None) -> Look:
-        """All training samples of a client with few of them, else some at random; the same ones all through round t."""
+    def of(cls, cohort: Cohort, t: int, head: slice | None = None, most: int | None = None) -> Look:
+        """All training samples of a client with few of them, else some at random; the same ones all through round t.
+
+        most: so many at random of whoever has more.
+        """
         part = cohort.data.train
-        counts = torch.where(part.sizes > WHOLE, SOME, part.sizes)
+        counts = torch.where(part.sizes > WHOLE, SOME, part.sizes) if most is None else part.sizes.clamp(max=most)
         width = max(1, int(counts.max()))
         order = randomness.permutations(cohort.seed, "judge", t, cohort.ids, part.sizes, 1)[:, 0, :width]
         counts = there(counts, cohort.device)[:, None]
@@ -184,7 +187,13 @@ def proxy_accuracy(cohort: Cohort) -> Tensor | None:
 
 def _composed(cohort: Cohort, weights: Tensor, models: Tensor, clients: Tensor, head: slice | None) -> Tensor:
     """The models [p, d], with the clients' own parameters in the columns of the head."""
-    block = weights[there(models, weights.device)]
+    rows = there(models, weights.device)
+    if dispatch.fused(weights) and rows.numel():
+        from kinfolk.kernels.rows import copied
+
+        block = copied(weights, rows)
+    else:
+        block = weights[rows]
     if head is not None:
         block[:, head] = cohort.weights[there(clients, cohort.device)][:, head]
     return block

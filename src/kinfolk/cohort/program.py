@@ -216,7 +216,7 @@ def program_for(
     elif isinstance(module, Bundle):
         found = branched_stack(module, layout.names, device, precision, batch)
     else:
-        found = stack_of(module, layout.names, input_shape, device, precision)
+        found = stack_of(module, layout.names, input_shape, device, precision, programs=not short)
     if isinstance(found, Stack):
         program = Explicit(found, layout)
         if isinstance(found, BranchedStack):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Work = Callable[..., Tensor]  # (tensors) -> tensor; may change its first argument in place
+Work = Callable[..., Tensor]  # (tensors) -> tensor; changes its first argument in place
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,24 @@ class Replay:
         self.trouble: str | None = None  # why the work could not be recorded
         self._met: OrderedDict[Hashable, Recording | None] = OrderedDict()
 
-    def __call__(self, key: Hashable, work: Work, *inputs: Tensor) -> Tensor:
-        """work(*inputs), with inputs[0] changed in place as the work does."""
+    def __call__(self, key: Hashable, work: Work, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What becomes of a copy of inputs[0], which the work changes in place, and work(copy, *inputs[1:]).
+
+        Both may lie in a recording's own memory, where the next call with the same key puts its own.
+        """
         if key not in self._met or self.trouble:
             self._met[key] = None
             while len(self._met) > self.most:
                 self._met.popitem(last=False)
-            return work(*inputs)
+            return _once(work, inputs)
         self._met.move_to_end(key)
         recording = self._met[key] or self._record(key, work, inputs)
         if recording is None:
-            return work(*inputs)
+            return _once(work, inputs)
         for mine, given in zip(recording.inputs, inputs):
             mine.copy_(given, non_blocking=True)
         recording.graph.replay()
-        inputs[0].copy_(recording.inputs[0])
-        return recording.output.clone()
+        return recording.inputs[0], recording.output
 
     def _record(self, key: Hashable, work: Work, inputs: tuple[Tensor, ...]) -> Recording | None:
         copies = [given.to(inputs[0].device, copy=True).contiguous() for given in inputs]
@@ -63,6 +65,11 @@ class Replay:
             return None
         self._met[key] = Recording(graph, copies, output, work)
         return self._met[key]
+
+
+def _once(work: Work, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    first = inputs[0].clone(memory_format=torch.contiguous_format)
+    return first, work(first, *inputs[1:])
 
 
 @contextmanager

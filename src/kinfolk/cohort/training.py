@@ -156,6 +156,20 @@ def alike(steps: Tensor, sizes: Tensor, most: int) -> list[Tensor]:
     return chunks
 
 
+class Chunks:
+    """What `alike` gives, of the last time: in most rounds clients have as many steps as in the round before."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._rows: list[Tensor] = []
+
+    def __call__(self, steps: Tensor, sizes: Tensor, most: int) -> list[Tensor]:
+        key = steps.numpy().tobytes(), sizes.numpy().tobytes(), most
+        if key != self._key:
+            self._key, self._rows = key, alike(steps, sizes, most)
+        return self._rows
+
+
 def plan(
     seed: int,
     t: int,
@@ -215,6 +229,7 @@ def train_chunk(
 
     moving = moved(slots)
     others = [[tensor] if tensor.dim() == 1 else moved(program.slots(tensor)) for tensor in beside]
+    labels = y[plan.index]  # of all steps at once: one call
     present = block.shape[0]
     fewest = 1 if program.concurrent else min(2, present)  # products of autograd round otherwise for one alone
     for number, (width, share, needed) in enumerate(zip(plan.frame.widths, plan.frame.shares, plan.frame.rows)):
@@ -226,11 +241,12 @@ def train_chunk(
             spare = None if spare is None else _first(spare, count)
         index = plan.index[:count, number, :width]
         share = None if share is None else share[:count]
-        labels, images = y[index], x
+        images = x
         if plan.looks is not None:
             images = program.samples(augment.seen(x, index, plan.looks[:count, number, :width]))
             index = torch.arange(index.numel(), device=x.device).view(index.shape)
-        loss, gradients = program.gradients(slots, images, labels, index, share, spare)
+        wanted = labels[:count, number, :width]
+        loss, gradients = program.gradients(slots, images, wanted, index, share, spare)
         ways = moved(gradients)
         if steer is not None:
             steer.bend(moving, ways, *others, step=number)

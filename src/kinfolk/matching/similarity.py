@@ -5,18 +5,19 @@ All similarities are float64, larger means more alike, and NaN means not observe
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from kinfolk.cohort.pairs import matrix, same
 from kinfolk.cohort.room import SMALL
 from kinfolk.cohort.workers import side_by_side
 from kinfolk.kernels import dispatch
 
 LARGEST_GRAM = 2048  # peers up to which all pairs may be one matrix product; of more only the wanted pairs are computed
+CROWD = 60  # peers for each wanted one up to which a GPU is faster at all pairs, which its matrix units multiply
 DENSE = 4  # peers for each wanted one up to which a CPU is faster with all pairs at once than with the wanted ones
 BLOCK = 8192  # columns that one thread takes at a time
 NEAR = 2**17  # numbers of peers from which a CPU takes wanted pairs at a time: they should stay in the nearest cache
@@ -49,11 +50,16 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     """
     if not theirs.shape[0] or not rows.shape[1]:  # nobody answered anybody of this cohort, or nobody was asked
         return torch.full(rows.shape, torch.nan, dtype=torch.float64, device=mine.device)
+    m, p, c = mine.shape[0], theirs.shape[0], rows.shape[1]
+    among = same(mine, theirs)
     if dispatch.fused(mine):
+        if among and mine.dtype == torch.float32 and p <= min(LARGEST_GRAM, CROWD * c):
+            from kinfolk.kernels.gram import cosines as of_all
+
+            return of_all(mine, rows, origin, SMALLEST_NORM)
         from kinfolk.kernels.cosines import cosines as fused
 
         return fused(mine, theirs, rows, origin, SMALLEST_NORM)
-    m, p, c = mine.shape[0], theirs.shape[0], rows.shape[1]
     wanted = rows.clamp(min=0)
     everybody = p <= (LARGEST_GRAM if mine.is_cuda else min(LARGEST_GRAM, DENSE * c))
     if everybody and mine.is_cuda:
@@ -62,7 +68,6 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
     products = torch.zeros((m, p if everybody else c), dtype=torch.float64, device=mine.device)
     my_squares = torch.zeros(m, dtype=torch.float64, device=mine.device)
     their_squares = torch.zeros(p, dtype=torch.float64, device=mine.device)
-    same = theirs.data_ptr() == mine.data_ptr() and theirs.shape == mine.shape and theirs.stride() == mine.stride()
 
     def seen(models: Tensor, columns: slice) -> Tensor:
         return models[:, columns].contiguous() if origin is None else models[:, columns] - origin[columns]
@@ -72,12 +77,12 @@ def cosines(mine: Tensor, theirs: Tensor, rows: Tensor, origin: Tensor | None = 
         for first in range(columns.start, columns.stop, width):
             some = slice(first, min(first + width, columns.stop))
             a = seen(mine, some)
-            b = a if same else seen(theirs, some)
+            b = a if among else seen(theirs, some)
             found += multiply(a, b)
             mine_too += _squares(a)
-            if not same:
+            if not among:
                 theirs_too += _squares(b)
-        return found, mine_too, mine_too if same else theirs_too
+        return found, mine_too, mine_too if among else theirs_too
 
     for found, mine_too, theirs_too in _by_blocks(work, mine.shape[1], products.numel(), mine.numel()):
         products += found
@@ -146,11 +151,7 @@ def _some(wanted: Tensor, p: int, like: Tensor) -> tuple[Callable[[Tensor, Tenso
     if like.is_cuda:
         return partial(_gathered, wanted=wanted), BLOCK
     m, c = wanted.shape
-    with warnings.catch_warnings():  # torch says once that its sparse tensors are new
-        warnings.filterwarnings("ignore", message="Sparse CSR", category=UserWarning)
-        pattern = torch.sparse_csr_tensor(
-            torch.arange(0, m * c + 1, c), wanted.reshape(-1), like.new_zeros(m * c), (m, p), check_invariants=False
-        )
+    pattern = matrix(torch.full((m,), c), wanted.reshape(-1), like.new_zeros(m * c), p)
 
     def multiply(a: Tensor, b: Tensor) -> Tensor:
         found: Tensor = torch.sparse.sampled_addmm(pattern, a, b.T, beta=0.0).values()

@@ -18,7 +18,6 @@ from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.judging import Look
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.mixing import blend
-from kinfolk.cohort.room import CACHE
 from kinfolk.cohort.steer import Masked
 from kinfolk.matching import cost
 from kinfolk.methods import companions
@@ -174,4 +173,4 @@ def _held(cohort: Cohort, pool: Pool, ids: Tensor, mask: Tensor) -> Tensor:
     """The share [m, d] of those mixed, just now, who hold each weight; mask [m, d]: one's own."""
     shares = cohort.round.edges[-1][2]
     theirs = pool["mask"].to(cohort.dtype)
-    return blend(mask.to(cohort.dtype), theirs, pool.rows(ids), shares, 1 - shares.sum(dim=1), CACHE)
+    return blend(mask.to(cohort.dtype), theirs, pool.rows(ids), shares, 1 - shares.sum(dim=1))

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.mixing import mix
-from kinfolk.cohort.room import CACHE
 from kinfolk.errors import UserError
 from kinfolk.matching import cost
 from kinfolk.methods.groups import MANY
@@ -76,7 +75,7 @@ class DPDSGT(Budget):
         shares, own = metropolis(degree, pool, ids)
         cohort.mix(pool, ids, shares, own, record=peers.reach is not None)
         absent = cohort.round.absent
-        tracker, _ = mix(tracker, pool["tracker"], pool.rows(ids), shares, own, absent, CACHE)
+        tracker, _ = mix(tracker, pool["tracker"], pool.rows(ids), shares, own, absent)
         cohort.weights = torch.where(absent[:, None], cohort.weights, cohort.weights - self.step_size(RATE) * tracker)
         return State(tracker, gradient)
 

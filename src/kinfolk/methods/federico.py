@@ -17,7 +17,6 @@ from kinfolk import randomness
 from kinfolk.cohort import judging
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.cohort.mixing import blend
-from kinfolk.cohort.room import CACHE
 from kinfolk.errors import UserError
 from kinfolk.matching import cost, friendly, lists
 from kinfolk.methods import companions
@@ -159,7 +158,7 @@ class FedeRiCo:
             askers, share = _askers(cohort, told, around, place)
             heard = peers.pull(t, askers, (name,))
             rows = heard.rows(askers)
-            step = blend(step, heard[name], rows, torch.ones_like(share), torch.ones_like(mine), CACHE)
+            step = blend(step, heard[name], rows, torch.ones_like(share), torch.ones_like(mine))
             weight = weight + torch.where(rows >= 0, share, 0.0).sum(dim=1)
         moved = own + step / weight.clamp(min=1)[:, None].to(cohort.dtype)
         cohort.weights = torch.where(cohort.round.absent[:, None], own, moved)

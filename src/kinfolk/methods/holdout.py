@@ -42,11 +42,10 @@ def _cut(part: Part, order: Tensor, first: Tensor, sizes: Tensor) -> Part:
 def losses(cohort: Cohort, pool: Pool, ids: Tensor) -> Tensor:
     """As `Cohort.losses`, on the samples that each client has set aside."""
     part = _aside(cohort)
-    (found,) = cohort.over_pairs(
+    return cohort.over_pairs(
         pool, ids, "weights",
         lambda models, clients: judging.score(cohort, pool["weights"], models, clients, part, part.x).loss,
     )  # fmt: skip
-    return found
 
 
 def own_losses(cohort: Cohort, models: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from kinfolk import kernels
+from kinfolk.kernels import dispatch
 from kinfolk.models.convolve import Convolve
 
 Views = dict[str, Tensor]  # name -> [m, *shape]
@@ -222,17 +224,25 @@ class Stack:
 
 
 def stack_of(
-    module: nn.Module, names: tuple[str, ...], input_shape: tuple[int, ...], device: torch.device, precision: str
+    module: nn.Module,
+    names: tuple[str, ...],
+    input_shape: tuple[int, ...],
+    device: torch.device,
+    precision: str,
+    programs: bool = False,
 ) -> Stack | str:
-    """The module as a stack, or in a few words why it cannot be one. `names` are its trainable parameters."""
+    """The module as a stack, or in a few words why it cannot be one. `names` are its trainable parameters.
+
+    programs: linear layers have programs of their own on a GPU, too.
+    """
     parts = in_order(module, names)
     if isinstance(parts, str):
         return parts
     if isinstance(parts[0][1], nn.Conv2d):
-        return _convolutional(parts, input_shape, device, precision)
+        return _convolutional(parts, input_shape, device, precision, programs)
     if len(input_shape) > 1 and not _flattens(parts[0][1]):
         return "it does not begin with Flatten"
-    return _dense(parts, [Gather()], precision)
+    return _dense(parts, [], precision, device, programs)
 
 
 def in_order(module: nn.Module, names: tuple[str, ...]) -> list[tuple[str, nn.Module]] | str:
@@ -254,20 +264,33 @@ def _flat(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield f"{prefix}{name}", part
 
 
-def _dense(parts: list[tuple[str, nn.Module]], layers: list[Layer], precision: str) -> Stack | str:
-    """Linear and ReLU layers, after `layers`."""
+def _dense(
+    parts: list[tuple[str, nn.Module]], before: list[Layer], precision: str, device: torch.device, programs: bool
+) -> Stack | str:
+    """Linear and ReLU layers, after those `before` or as the first of a net, which gathers its samples."""
+    programs = programs and device.type == "cuda" and precision != "float64" and kernels.available()
+    layers: list[Layer] = before if before or programs else [Gather()]
     rest = [(name, part) for name, part in parts if not isinstance(part, nn.Identity) and not _flattens(part)]
     for number, (name, part) in enumerate(rest):
         if type(part) is nn.Linear:
             relu = number + 1 < len(rest) and type(rest[number + 1][1]) is nn.ReLU
-            layers.append(Dense(name, part.bias is not None, relu))
+            if programs:
+                from kinfolk.models.dense_gpu import DenseProgram
+
+                layers.append(DenseProgram(name, part.bias is not None, relu, first=not layers))
+            else:
+                layers.append(Dense(name, part.bias is not None, relu))
         elif type(part) is not nn.ReLU or number == 0 or type(rest[number - 1][1]) is not nn.Linear:
             return f"it has a layer {type(part).__name__}"
     return Stack(layers, precision) if rest else "it has no layers"
 
 
 def _convolutional(
-    parts: list[tuple[str, nn.Module]], input_shape: tuple[int, ...], device: torch.device, precision: str
+    parts: list[tuple[str, nn.Module]],
+    input_shape: tuple[int, ...],
+    device: torch.device,
+    precision: str,
+    programs: bool,
 ) -> Stack | str:
     """Convolutions with ReLU and perhaps pooling, then linear layers."""
     if len(input_shape) != 3:
@@ -296,7 +319,7 @@ def _convolutional(
         at += 1 + pool
     if at == len(parts) or not _flattens(parts[at][1]) or min(size) < 1:
         return "convolutions are not followed by Flatten and linear layers"
-    return _dense(parts[at + 1 :], [*layers, Flatten()], precision)
+    return _dense(parts[at + 1 :], [*layers, Flatten()], precision, device, programs)
 
 
 def _on_gpu(name: str, conv: nn.Conv2d, pool: int, size: tuple[int, int], first: bool) -> list[Layer] | str:
@@ -357,6 +380,10 @@ def product(a: Tensor, b: Tensor, precision: str) -> Tensor:
 
 def _cross_entropy(logits: Tensor, labels: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean loss [m] over the samples [m, b] and its gradient [m, b, C]."""
+    if logits.dtype == torch.float32 and dispatch.fused(logits, 32 * logits.shape[2]):
+        from kinfolk.kernels.entropy import entropy
+
+        return entropy(logits, labels, share)
     classes = 2
     if not logits.is_cuda:  # a CPU's vectors run along the samples, of which there are more than classes
         logits, classes = logits.transpose(1, 2).contiguous(), 1
