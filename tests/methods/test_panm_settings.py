@@ -9,6 +9,7 @@ from torch import nn
 
 import kinfolk
 from conftest import tiny_experiment
+from kinfolk import randomness
 from kinfolk.config import read
 from kinfolk.errors import UserError
 from kinfolk.matching.lists import choose
@@ -52,6 +53,7 @@ def test_without_stage_one_matching_starts_from_random_lists_with_a_notice() -> 
         *("alpha=1.01", "alpha=-0.01", "match_every=0", "neighbors=0", "candidates=0", "discover_rounds=-1"),
         *("average=0", "validation=-0.1", "validation=1", "partners=all"),
         *("memory=0", "memory=1.1", "limit=0", "preset=best", "similarity=cosine", "matcher=both", "loss_score=linear"),
+        *("loss_eval=some", "loss_eval=20"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(bad: str) -> None:
@@ -137,23 +139,53 @@ def test_with_samples_set_aside_losses_are_theirs_and_training_is_without_them()
         assert float(found[i]) == pytest.approx(1 / float(loss.detach()), rel=1e-9)
 
 
+def test_a_batch_of_own_samples_is_drawn_anew_each_round_and_the_same_for_all_peers() -> None:
+    engine = engine_of(similarity="loss", neighbors=3, candidates=6, preset="paper", loss_eval="batch")
+    shard = engine.shards[0]
+    cohort = shard.cohort
+    train, size = cohort.data.train, cohort.training.batch_size
+    assert 1 < size < int(train.sizes.min())
+    batches = {}
+    for t in (1, 2):
+        cohort.begin(t=t)
+        cohort.train(t)
+        shard.peers.publish(t, weights=cohort.weights)
+        ids = torch.stack([torch.arange(N).roll(1), torch.arange(N).roll(2)], dim=1)
+        found = shard.method._similarity(cohort, shard.peers.pull(t, ids), ids, cohort.weights[:, :0])
+        order = randomness.permutations(cohort.seed, "judge", t, cohort.ids, train.sizes)[:, 0, :size]
+        for i in range(N):
+            batches[t, i] = sorted(order[i].tolist())
+            rows = train.starts[i] + order[i]
+            for column, peer in enumerate(ids[i].tolist()):
+                layer = nn.Linear(6, 3).double()
+                cohort.layout.load(cohort.weights[peer], layer)
+                loss = nn.functional.cross_entropy(layer(train.x[rows]), train.y[rows])
+                assert float(found[i, column]) == pytest.approx(1 / float(loss.detach()), rel=1e-9)
+    assert any(batches[1, i] != batches[2, i] for i in range(N))
+
+
+@pytest.mark.parametrize("by", [{"validation": 0.2}, {"loss_eval": "batch"}], ids=["kept", "batch"])
 @pytest.mark.parametrize("settings", [{"similarity": "loss", "preset": "paper"}, {"similarity": "gradient"}])
-def test_what_is_set_aside_is_the_same_on_shards_and_for_who_is_watched(settings: dict[str, Any]) -> None:
-    method = {"name": "panm", "neighbors": 2, "candidates": 3, "discover_rounds": 2, "validation": 0.2, **settings}
+def test_what_is_judged_by_is_the_same_on_shards_and_for_who_is_watched(
+    settings: dict[str, Any], by: dict[str, Any]
+) -> None:
+    common = {"name": "panm", "neighbors": 2, "candidates": 3, "discover_rounds": 2, **settings}
+    method = {**common, **by}
     watching = {"rounds": 4, "watch": [0, 3], "watch_rounds": [1, 4], "watch_all": True}
     one = kinfolk.run(tiny_experiment(method=method, run=watching), out="a")
     other = kinfolk.run(tiny_experiment(method=method, run={**watching, "engine": "sharded", "shards": 3}), out="b")
     torch.testing.assert_close(one.weights(), other.weights(), rtol=1e-5, atol=1e-6)
-    plain = kinfolk.run(tiny_experiment(method={**method, "validation": 0}, run=watching), out="c")
+    plain = kinfolk.run(tiny_experiment(method=common, run=watching), out="c")
     assert not torch.equal(one.weights(), plain.weights())
 
 
-def test_watched_clients_judge_by_their_own_samples_set_aside() -> None:
+@pytest.mark.parametrize("by", [{"validation": 0.2}, {"loss_eval": "batch"}], ids=["kept", "batch"])
+def test_watched_clients_judge_by_their_own_samples(by: dict[str, Any]) -> None:
     method = {"name": "panm", "similarity": "loss", "preset": "paper", "neighbors": 2, "candidates": 3}
     found = []
     for everybody in (False, True):
         run = {"rounds": 2, "watch": [1, 3], "watch_rounds": [1, 2], "watch_all": everybody}
-        result = kinfolk.run(tiny_experiment(method={**method, "validation": 0.2}, run=run), out=str(everybody))
+        result = kinfolk.run(tiny_experiment(method={**method, **by}, run=run), out=str(everybody))
         seen = read_similarity(result.folder)
         rows = zip(seen.round.tolist(), seen.client.tolist(), seen.peer.tolist(), seen.similarity.tolist())
         found.append({(t, client, peer): similarity for t, client, peer, similarity in rows})
@@ -167,3 +199,11 @@ def test_samples_set_aside_where_nothing_is_judged_by_loss_are_spoken_of() -> No
     assert "method.validation" in notice
     assert PANM(validation=0.2).notices(300) == []  # robust judges by loss in stage one
     assert PANM(preset="paper", similarity="loss", validation=0.2).notices(300) == []
+
+
+def test_a_batch_to_judge_by_that_is_never_drawn_is_spoken_of() -> None:
+    (notice,) = PANM(preset="paper", loss_eval="batch").notices(300)
+    assert "method.loss_eval: nothing is judged by loss" in notice
+    (notice,) = PANM(loss_eval="batch", validation=0.2).notices(300)
+    assert "method.loss_eval: with method.validation" in notice
+    assert PANM(loss_eval="batch").notices(300) == []

@@ -19,12 +19,14 @@ of them only.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from kinfolk.cohort.cohort import Cohort
+from kinfolk.cohort.judging import Look
 from kinfolk.matching import company, cost, evidence, mixture
 from kinfolk.matching.confident import confident
 from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, nobody, packed, without
@@ -92,6 +94,9 @@ class PANM:
     validation: float = setting(
         0.0, "share of the samples that models are judged by and not trained on; 0: by those trained on", ge=0, lt=1
     )
+    loss_eval: Literal["all", "batch"] = setting(
+        "all", "own samples that models are judged by: all, or one batch of them, drawn anew each round"
+    )
     memory: float = setting(0.3, "weight of a new look in the running average (matcher evidence)", gt=0, le=1)
     limit: float = setting(3.0, "how many spreads below the neighbors a kin may lie (matcher evidence, mingle)", gt=0)
 
@@ -107,8 +112,13 @@ class PANM:
             said.append("method.discover_rounds = 0: matching starts from random lists, without stage one")
         if self.similarity == "loss" and self.alpha != PANM.alpha:
             said.append("method.alpha weighs the two parts of the gradient metric: similarity = loss has no use for it")
-        if self.validation and self.similarity == "gradient" and not self.confirm:
+        by_loss = self.similarity == "loss" or self.confirm
+        if self.validation and not by_loss:
             said.append("method.validation: nothing is judged by loss here, and the samples set aside are of no use")
+        if self.loss_eval == "batch" and not by_loss:
+            said.append("method.loss_eval: nothing is judged by loss here")
+        if self.loss_eval == "batch" and self.validation:
+            said.append("method.loss_eval: with method.validation models are judged by all samples that are set aside")
         return said
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
@@ -282,7 +292,12 @@ class PANM:
 
     def _losses(self, cohort: Cohort, pool: Pool, ids: Tensor) -> Tensor:
         """[m, c] loss of the peers' models on a client's own samples."""
-        return holdout.losses(cohort, pool, ids) if self.validation else cohort.losses(pool, ids)
+        if self.validation:
+            return holdout.losses(cohort, pool, ids)
+        if self.loss_eval == "all":
+            return cohort.losses(pool, ids)
+        look = Look.of(cohort, cohort.round.t, most=cohort.training.batch_size)
+        return cohort.over_pairs(pool, ids, "weights", partial(look.losses, pool["weights"]))
 
     def _drift(self, cohort: Cohort, pool: Pool, ids: Tensor, update: Tensor) -> Tensor:
         """[m, c] theta2 alone: how alike the ways are that two models have come from the common initial model."""
