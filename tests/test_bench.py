@@ -162,6 +162,8 @@ def test_figures_have_three_digits() -> None:
         1.5: "1.5",
         12.345: "12.3",
         1234.5: "1234",
+        -4.04: "-4.04",
+        -0.001234: "-0.00123",
     }
     assert {value: figure(value) for value in values} == values
 

@@ -64,6 +64,8 @@ def _cells(row: Row, new: bool) -> list[str]:
 
 def figure(value: float) -> str:
     """Three digits: 0.00123, 0.0123, 1.23, 123."""
+    if value < 0:
+        return f"-{figure(-value)}"
     if value == 0 or value >= 100:
         return f"{value:.0f}"
     if value < 0.0001:
