@@ -119,6 +119,27 @@ def test_a_stop_in_the_last_round_of_a_cell_does_not_begin_the_next() -> None:
     reproduce("mine.toml", rows=["Gossip"], columns=["two"], seeds=1, observer=Stop())  # of the last one: all is done
 
 
+@pytest.mark.parametrize("moment", ["cell", "started"])
+def test_a_stop_while_a_cell_is_being_prepared_ends_after_its_first_round(moment: str) -> None:
+    class Stop(Ran):
+        def cell(self, number: int, of: int, name: str) -> None:
+            super().cell(number, of, name)
+            self.now("cell")
+
+        def started(self, *about: Any) -> None:
+            self.now("started")
+
+        def now(self, place: str) -> None:
+            if (place, len(self.cells)) == (moment, 2):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted) as stopped:
+        reproduce("mine.toml", rows=["Gossip"], observer=Stop())
+    assert stopped.value.round == 1
+    assert [state for _, state in look("mine.toml").states()].count("unfinished, 1 of 2 rounds") == 1
+    assert len(cells()) == 2
+
+
 def test_a_stop_within_a_cell_loses_nothing() -> None:
     class Stop(Ran):
         def round(self, t: int, row: dict[str, Any] | None) -> None:

@@ -15,7 +15,8 @@ _waiting: list[threading.Event] = []  # of the main thread, the innermost last
 def interruptible(notice: Callable[[str], None], also: Sequence[signal.Signals] = ()) -> Iterator[threading.Event]:
     """Ctrl-C finishes the round and saves it; a second one stops at once. `also`: signals that do the same.
 
-    One inside another: whoever goes on from run to run hears it too, should it come in the last round of one.
+    One inside another: whoever goes on from run to run hears it too, should it come in the last round of one, and the
+    next run hears of one that came before its rounds had begun.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -29,6 +30,8 @@ def interruptible(notice: Callable[[str], None], also: Sequence[signal.Signals] 
             each.set()
         notice("stopping after this round (press Ctrl-C again to stop at once)")
 
+    if any(each.is_set() for each in _waiting):
+        stop.set()
     _waiting.append(stop)
     before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, *also)}
     try:
