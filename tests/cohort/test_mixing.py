@@ -1,5 +1,8 @@
 """Weighted sums of models on a CPU against plain sums: gaps, shards, nobody there."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -92,3 +95,65 @@ def test_where_nobody_answered_anybody_all_keep_their_models() -> None:
     rows = torch.full((4, 2), -1)
     mixed, _ = mix(weights, weights[:0], rows, None, 1.0, torch.zeros(4, dtype=torch.bool))
     assert torch.equal(mixed, weights)
+
+
+FAR = """
+import mmap
+import torch
+from kinfolk.cohort.mixing import mix
+
+m, d = 10_900, 200_000  # more than 2^31 numbers, of which few are touched
+memory = mmap.mmap(-1, 4 * m * d, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
+generator = torch.Generator().manual_seed(0)
+models = torch.frombuffer(memory, dtype=torch.float32).view(m, d)[:, :300]
+models[:] = torch.randn(models.shape, generator=generator)
+rows = torch.randint(m, (m, 3), generator=generator)
+mixed, _ = mix(models, models, rows, None, 1.0, torch.zeros(m, dtype=torch.bool))
+torch.testing.assert_close(mixed, (models + models[rows].sum(dim=1)) / 4)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs memory that is there when it is touched")
+def test_models_that_lie_far_apart_are_found() -> None:
+    found = subprocess.run([sys.executable, "-c", FAR], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+
+
+def test_what_lay_in_the_memory_of_a_blend_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(into: Tensor, a: Tensor, b: Tensor, *, beta: float, out: Tensor) -> None:
+        out.copy_(into.mul(beta) + a.to_dense() @ b)  # as torch does it where it comes without MKL
+
+    weights = torch.randn(4, 700, generator=torch.Generator().manual_seed(4))
+    rows, shares, mine = torch.tensor([[1], [2], [3], [0]]), torch.full((4, 1), 0.5), torch.full((4,), 0.5)
+    expected = blend(weights, weights, rows, shares, mine)
+    monkeypatch.setattr(torch, "empty_like", lambda like: torch.full_like(like, torch.nan))
+    monkeypatch.setattr(torch, "addmm", plain)
+    torch.testing.assert_close(blend(weights, weights, rows, shares, mine), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 8, 64])
+@pytest.mark.parametrize("models", [3, 1000, 4095, 20_000, 100_000])
+def test_copies_of_pieces_are_bounded_however_many_threads_there_are(models: int, threads: int) -> None:
+    busy, width = mixing._held(4 * models, threads, mixing._columns(models))
+    assert 1 <= busy <= threads
+    assert width >= mixing.NARROWEST
+    assert busy * width * 4 * models <= mixing.HELD
+    assert busy == threads or 2 * mixing.NARROWEST * (busy + 1) * 4 * models > mixing.HELD
+
+
+def test_models_of_others_are_copied_within_these_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(5)
+    weights, theirs = torch.randn(M, 9000, generator=generator), torch.randn(M, 9000, generator=generator)
+    rows, shares = peers(generator, gaps=True), torch.rand(M, K, generator=generator)
+    expected = blend(weights, theirs, rows, shares, shares[:, 0])
+    together, largest = torch.cat, []
+
+    def cat(tensors: list[Tensor], dim: int = 0) -> Tensor:
+        found = together(tensors, dim=dim)
+        largest.append(found.numel() * found.element_size())
+        return found
+
+    monkeypatch.setattr(torch, "cat", cat)
+    monkeypatch.setattr(mixing, "HELD", 2 * M * 4 * 512)
+    assert torch.equal(blend(weights, theirs, rows, shares, shares[:, 0]), expected)
+    assert max(largest) <= mixing.HELD

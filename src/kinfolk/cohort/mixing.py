@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kinfolk import kernels
 from kinfolk.cohort.pairs import matrix, same
 from kinfolk.cohort.room import SMALL
 from kinfolk.cohort.workers import side_by_side
@@ -13,6 +12,8 @@ from kinfolk.kernels import dispatch
 
 NEAR = 2**20  # numbers of models that a CPU thread takes at a time: they should stay in a cache
 NARROWEST, WIDEST = 256, 4096  # columns of them; fewer are slower to read than more that do not stay
+HELD = 2**28  # bytes that copies of pieces may take, on all threads together
+FAR = 2**31  # numbers between first and last model from which MKL, which counts with 32 bits, would read elsewhere
 PIECE = 2**10  # clients that a GPU gathers a peer for at a time
 
 
@@ -51,7 +52,7 @@ def blend(weights: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: T
     shares, mine = shares.to(weights.dtype), mine.to(weights.dtype)
     if not weights.is_cuda:
         return _in_cache(weights, theirs, rows, shares, mine)
-    if weights.dtype == torch.float32 and theirs.shape[0] and kernels.available():
+    if weights.dtype == torch.float32 and theirs.shape[0] and dispatch.fused(weights):
         from kinfolk.kernels.blend import blend as fused
 
         return fused(weights, theirs, rows, shares, mine)
@@ -67,18 +68,35 @@ def _in_cache(weights: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, min
     shares = torch.cat([mine[:, None], shares], dim=1)
     models = m if among else m + theirs.shape[0]
     wanted = matrix(here.sum(dim=1), rows[here], shares[here], models)
-    width = NEAR >> models.bit_length()  # a power of two: pieces are whole vectors
-    width = min(width, WIDEST) if width >= NARROWEST else WIDEST
+    far = among and m * weights.stride(0) >= FAR
+    busy = (m + rows.numel()) * weights.shape[1] >= SMALL
+    threads, width = torch.get_num_threads() if busy else 1, _columns(models)
+    if far or not among:
+        threads, width = _held(models * weights.element_size(), threads, width)
+    nothing = weights.new_zeros(())  # not what lies in `mixed`: some builds of torch multiply it, even by 0
 
     def work(first: int) -> None:
         columns = slice(first, first + width)
         # One's own is one of those to look at, wherever theirs are: rounded alike, with shards and without.
         near = theirs[:, columns] if among else torch.cat([weights[:, columns], theirs[:, columns]])
-        torch.addmm(mixed[:, columns], wanted, near, beta=0, out=mixed[:, columns])
+        near, out = near.contiguous() if far else near, mixed[:, columns]
+        torch.addmm(nothing.expand_as(out), wanted, near, beta=0, out=out)
 
-    busy = (m + rows.numel()) * weights.shape[1] >= SMALL
-    side_by_side(work, range(0, weights.shape[1], width), torch.get_num_threads() if busy else 1)
+    side_by_side(work, range(0, weights.shape[1], width), threads)
     return mixed
+
+
+def _columns(models: int) -> int:
+    """How many columns of all models to take at a time: a power of two, so that pieces are whole vectors."""
+    width = NEAR >> models.bit_length()
+    return min(width, WIDEST) if width >= NARROWEST else WIDEST
+
+
+def _held(column: int, threads: int, width: int) -> tuple[int, int]:
+    """How many threads take how many columns at a time where pieces are copied, of so many bytes a column."""
+    while width > NARROWEST and threads * width * column > HELD:
+        width //= 2
+    return max(1, min(threads, HELD // (width * column))), width
 
 
 def _gathered(weights: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: Tensor) -> Tensor:

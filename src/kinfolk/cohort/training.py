@@ -13,10 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfolk import kernels, randomness
+from kinfolk import randomness
 from kinfolk.cohort import augment
 from kinfolk.cohort.program import Program
 from kinfolk.cohort.steer import Steer
+from kinfolk.kernels import dispatch
 from kinfolk.kernels.dispatch import there
 from kinfolk.settings import setting
 
@@ -271,7 +272,7 @@ def descend(
     slots: list[Tensor], velocity: list[Tensor], gradients: list[Tensor], rates: Tensor, training: Training
 ) -> list[Tensor]:
     """Move the models in place and return the new velocity (which starts empty). rates: [m] step sizes."""
-    if len(slots) == 1 and slots[0].is_cuda and slots[0].dtype == torch.float32 and kernels.available():
+    if len(slots) == 1 and slots[0].dtype == torch.float32 and dispatch.fused(slots[0]):
         from kinfolk.kernels.descent import descend as fused
 
         first = not velocity or not training.momentum

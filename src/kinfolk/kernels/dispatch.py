@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from kinfolk import kernels
 
 WIDEST = 4096  # numbers of a client's row that one program holds at a time; longer rows are for plain torch
+OLDEST = (8, 0)  # compute capability: before it, matrix units know neither TF32 nor bf16, and Triton unrolls products
 
 
 def fused(where: Tensor, width: int = 1) -> bool:
@@ -15,9 +18,26 @@ def fused(where: Tensor, width: int = 1) -> bool:
     return _on_gpu(where) and 0 < width <= WIDEST and where.numel() > 0 and kernels.available()
 
 
+def refusal(device: torch.device) -> str | None:
+    """Why there are no programs for this GPU, in a few words; None: there are."""
+    if not kernels.available():
+        return "Triton is not installed"
+    if not torch.cuda.is_available():  # nor can anything be computed there: somebody only asks what would be
+        return None
+    number = torch.cuda.current_device() if device.index is None else device.index
+    if number != torch.cuda.current_device():
+        return f"programs are launched on GPU {torch.cuda.current_device()}, which is the current one"
+    return None if _young(number) else f"the GPU's compute capability is below {OLDEST[0]}.{OLDEST[1]}"
+
+
 def _on_gpu(where: Tensor) -> bool:
     """Programs are launched on the current GPU, so the tensor has to lie there."""
-    return where.is_cuda and where.get_device() == torch.cuda.current_device()
+    return where.is_cuda and where.get_device() == torch.cuda.current_device() and _young(where.get_device())
+
+
+@cache
+def _young(number: int) -> bool:
+    return torch.cuda.get_device_capability(number) >= OLDEST
 
 
 def tile(width: int, least: int = 16) -> int:

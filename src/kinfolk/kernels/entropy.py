@@ -27,7 +27,7 @@ def _entropy(
         e = tl.exp(z - top[:, None])
         whole = tl.sum(e, 1)
         right = column == tl.load(labels + client * labels_step + sample, mask=here, other=0)[:, None]
-        losses = tl.log(whole) + top - tl.sum(tl.where(right, z, 0.0), 1)
+        losses = tl.log(whole) - tl.sum(tl.where(right, z - top[:, None], 0.0), 1)
         if SHARED:
             part = tl.load(share + client * share_step + sample, mask=here, other=0.0).to(tl.float32)
         else:

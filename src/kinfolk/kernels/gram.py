@@ -2,7 +2,8 @@
 
 Each number is split into two of bf16, which together have 16 of its 24 bits. Of the four products of two numbers the
 smallest is left out, so what is found is off by about 2^-16 of it, and a sum of many by far less, as errors have either
-sign. Every program takes some of the columns; what programs have found is added up in float64.
+sign. Matrix units may round their sums towards zero, which adds up: so every program takes a few columns only, and what
+programs have found is added up in float64.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from kinfolk.kernels.dispatch import aligned
 HALF = tl.bfloat16
 SIDE, BLOCK = 128, 64  # rows and columns of a tile
 PROGRAMS = 264  # twice as many as an H200 has processors
+LONGEST = 16384  # columns that one program adds up
 PEERS = 32
-STAGES, WARPS = 3, 8
+STAGES, WARPS = 3, 8  # blocks on their way at a time
+LARGE = 160_000  # bytes of shared memory that so many need, on some GPUs; others have 100 KB
 
 
 @triton.jit
@@ -99,6 +102,13 @@ def _finish(products, rows, out, m, c, SIDE: tl.constexpr, SMALLEST: tl.constexp
     tl.store(out + client * c + peer, tl.where(row >= 0, cosine, float("nan")), mask=peer < c)
 
 
+def shared_memory(where: Tensor) -> int:
+    """Bytes that a program can have on the GPU of this tensor."""
+    if not where.is_cuda:  # interpreted
+        return LARGE
+    return int(triton.runtime.driver.active.utils.get_device_properties(where.get_device())["max_shared_mem"])
+
+
 def cosines(models: Tensor, rows: Tensor, origin: Tensor | None, smallest: float) -> Tensor:
     """`similarity.cosines` of models [m, d] in float32 with each other; rows: [m, c]."""
     models, rows = aligned(models), rows.contiguous()
@@ -112,11 +122,11 @@ def cosines(models: Tensor, rows: Tensor, origin: Tensor | None, smallest: float
         models, models if origin is None else origin.contiguous(), halves, d, models.stride(0), width, lows,
         ORIGIN=origin is not None, HALF=HALF, BLOCK=1024,
     )  # fmt: skip
-    columns = triton.cdiv(blocks, max(1, PROGRAMS // pairs)) * BLOCK
+    columns = min(LONGEST, triton.cdiv(blocks, max(1, PROGRAMS // pairs)) * BLOCK)
     parts = torch.empty((triton.cdiv(width, columns), m, m), dtype=torch.float32, device=models.device)
     _products[(pairs, parts.shape[0])](
         halves, parts, m, width, lows, columns, tiles,
-        ONE=tiles == 1, SIDE=SIDE, BLOCK=BLOCK, STAGES=STAGES, num_warps=WARPS,
+        ONE=tiles == 1, SIDE=SIDE, BLOCK=BLOCK, STAGES=STAGES if shared_memory(models) >= LARGE else 2, num_warps=WARPS,
     )  # fmt: skip
     products = torch.empty((m, m), dtype=torch.float64, device=models.device)  # torch would copy all in float64 first
     _sum[(triton.cdiv(m * m, 64),)](parts, products, m, parts.shape[0], SIDE=SIDE, AT_ONCE=32, BLOCK=64)

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from kinfolk import kernels
 from kinfolk.kernels import dispatch
 from kinfolk.models.convolve import Convolve
 
@@ -268,7 +267,7 @@ def _dense(
     parts: list[tuple[str, nn.Module]], before: list[Layer], precision: str, device: torch.device, programs: bool
 ) -> Stack | str:
     """Linear and ReLU layers, after those `before` or as the first of a net, which gathers its samples."""
-    programs = programs and device.type == "cuda" and precision != "float64" and kernels.available()
+    programs = programs and device.type == "cuda" and precision != "float64" and dispatch.refusal(device) is None
     layers: list[Layer] = before if before or programs else [Gather()]
     rest = [(name, part) for name, part in parts if not isinstance(part, nn.Identity) and not _flattens(part)]
     for number, (name, part) in enumerate(rest):
@@ -308,7 +307,7 @@ def _convolutional(
         if pool == 2 and not _halves(parts[at + 2][1]):
             return f"layer {parts[at + 2][0]} pools otherwise than by 2"
         if device.type == "cuda":
-            found = _on_gpu(name, conv, pool, size, at == 0)
+            found = _on_gpu(device, name, conv, pool, size, at == 0)
             if isinstance(found, str):
                 return found
             layers += found
@@ -322,12 +321,14 @@ def _convolutional(
     return _dense(parts[at + 1 :], [*layers, Flatten()], precision, device, programs)
 
 
-def _on_gpu(name: str, conv: nn.Conv2d, pool: int, size: tuple[int, int], first: bool) -> list[Layer] | str:
+def _on_gpu(
+    device: torch.device, name: str, conv: nn.Conv2d, pool: int, size: tuple[int, int], first: bool
+) -> list[Layer] | str:
     """The layer as a program of our own for inputs of `size`, with what has to come before it."""
-    try:
-        from kinfolk.kernels.convolution import Convolution
-    except ImportError:
-        return "Triton is not installed"
+    if (reason := dispatch.refusal(device)) is not None:
+        return reason
+    from kinfolk.kernels.convolution import Convolution
+
     if max(conv.in_channels, conv.out_channels) > 128:
         return f"layer {name} has more than 128 channels"  # a tile holds all of them
     program = Convolution(
