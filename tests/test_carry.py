@@ -15,6 +15,7 @@ import pytest
 
 from kinfolk.errors import UserError
 from kinfolk.reproduce import Reproduction, look, reproduce
+from kinfolk.runs import pack as packs
 from tiny_study import Ran, cells, one, write_files, write_study
 
 
@@ -214,6 +215,17 @@ def test_a_run_that_is_in_a_pack_under_a_former_name_is_not_added_again() -> Non
     assert len(more) == 1
     assert more.pop().endswith("-0123456789/graph.npz")  # of the same run
     assert ran.notices == []
+
+
+def test_a_run_that_is_there_under_two_names_is_added_once() -> None:
+    packed()
+    (folder,) = Path("there/cells").iterdir()
+    former = folder.with_name(re.sub(r"-\w{10}$", "-0123456789", folder.name))
+    shutil.copytree(folder, former)
+    count, lacking = packs.add(Path("both.zip"), [former, folder])
+    assert (count, lacking) == (1, [])
+    with zipfile.ZipFile("both.zip") as archive:
+        assert {name.partition("/")[0] for name in archive.namelist()} == {former.name}
 
 
 def test_a_run_anew_is_added_beside_one_under_a_former_name_even_if_it_ended_alike() -> None:

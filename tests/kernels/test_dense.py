@@ -1,5 +1,7 @@
 """Linear layers, cross-entropy and products of all pairs on a GPU; without one in Triton's interpreter."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,6 +122,14 @@ def test_cross_entropy_and_its_gradient_are_those_of_autograd(classes: int, batc
     torch.testing.assert_close(grad.double(), slope, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("top", [0.0, 30.0, 60.0, 200.0])
+def test_the_loss_of_a_confident_sample_does_not_depend_on_how_large_its_logits_are(top: float) -> None:
+    logits = torch.tensor([[[top, top - 12.0, top - 20.0]]], device=DEVICE)
+    loss, _ = entropy.entropy(logits, torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), None)
+    exact = F.cross_entropy(logits[0].double(), torch.zeros(1, dtype=torch.int64, device=DEVICE))
+    assert abs(float(loss) - float(exact)) < 1.5e-7  # 1 plus so little is rounded
+
+
 def test_logits_that_are_huge_or_not_finite_spoil_nobody_elses_loss() -> None:
     logits = randn(3, 4, 5)
     logits[0] *= 1e30
@@ -130,12 +140,13 @@ def test_logits_that_are_huge_or_not_finite_spoil_nobody_elses_loss() -> None:
     assert loss[2].isfinite()
 
 
-@pytest.mark.parametrize(("m", "d"), [(5, 70), (130, 40), (20, 3000)])
+@pytest.mark.parametrize(("m", "d", "longest"), [(5, 70, 16384), (130, 40, 16384), (20, 3000, 16384), (20, 3000, 192)])
 @pytest.mark.parametrize("from_start", [True, False])
 def test_cosines_from_products_of_all_pairs_are_the_plain_ones(
-    m: int, d: int, from_start: bool, monkeypatch: pytest.MonkeyPatch
+    m: int, d: int, longest: int, from_start: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_over(monkeypatch, False)
+    monkeypatch.setattr(gram, "LONGEST", longest)
     if DEVICE.type != "cuda":
         monkeypatch.setattr(gram, "PROGRAMS", 4)
     models = randn(m, d + 3, seed=1)[:, :d]  # rows apart
@@ -150,6 +161,31 @@ def test_cosines_from_products_of_all_pairs_are_the_plain_ones(
     expected = similarity.cosines(exact, exact, wanted.cpu(), start)
     # A product is off by at most 2^-16 of itself; in a sum of few these need not cancel out.
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=2**-15, equal_nan=True)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter would take hours")
+def test_sums_over_many_columns_do_not_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_over(monkeypatch, False)
+    models = randn(1, 200_000, seed=1) + 0.3 * randn(1500, 200_000, seed=2)
+    wanted = torch.randint(1500, (1500, 20), generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    found = gram.cosines(models, wanted, None, similarity.SMALLEST_NORM)
+    expected = similarity.cosines(models.double(), models.double(), wanted)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_no_program_adds_up_more_columns_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_over(monkeypatch, False)
+    launched = []
+
+    class Spy:
+        def __getitem__(self, grid: tuple[int, int]) -> Any:
+            return lambda *given, **options: (launched.append((grid, given[5])), given[1].zero_())
+
+    monkeypatch.setattr(gram, "_products", Spy())
+    monkeypatch.setattr(gram, "PROGRAMS", 3)
+    monkeypatch.setattr(gram, "LONGEST", 128)
+    gram.cosines(randn(150, 1000), torch.zeros(150, 1, dtype=torch.int64, device=DEVICE), None, 1e-12)
+    assert launched == [((3, 8), 128)]  # pairs of tiles, parts
 
 
 def test_models_are_copied_row_by_row() -> None:

@@ -117,9 +117,10 @@ def add(path: Path, folders: Sequence[Path], more: Sequence[str] = ()) -> tuple[
     with explained(lambda error: UserError(f"{path} cannot be written: {error.strerror}")), _present(path) as old:
         content: Content = {} if old is None else {name: partial(old.read, name) for name in old.names}
         before = len(content)
-        names = {folder: _name(content, folder) for folder in folders}
-        for folder, name in names.items():
-            content = _with(content, folder, name, (*ALWAYS, *more))
+        names = dict[Path, str]()
+        for folder in folders:  # one by one: the same run may be among them under two names
+            names[folder] = _name(content, folder)
+            content = _with(content, folder, names[folder], (*ALWAYS, *more))
         if old is None or len(content) > before:
             path.parent.mkdir(parents=True, exist_ok=True)
             sweep(path.parent, path.name)
