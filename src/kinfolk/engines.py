@@ -23,6 +23,7 @@ from kinfolk.cohort.account import Account
 from kinfolk.cohort.cohort import Cohort, Mixed
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.newcomers import Outsiders, meets_others, met
+from kinfolk.cohort.room import current
 from kinfolk.cohort.watch import Seen, Watch, Watching
 from kinfolk.data.federation import Federation
 from kinfolk.errors import UserError
@@ -228,7 +229,7 @@ class ShardedEngine:
 
     def step(self, t: int, evaluate: bool) -> None:
         def take(shard: Shard) -> None:
-            with self.board.turn():
+            with self.board.turn(), current(shard.cohort.device):
                 shard.step(t, evaluate)
 
         self.board.expect(len(self.shards))

@@ -13,6 +13,16 @@ CACHE = 48 * 2**20
 SMALL = 10_000_000  # multiplications of a step below which one CPU thread is enough
 
 
+@contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """Meanwhile this GPU is the current one of the thread, on which programs are launched."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
+
+
 class Room:
     """What the machine has for a cohort's models."""
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kinfolk.kernels import dispatch
 from kinfolk.models.convolve import Convolve
+from kinfolk.models.kinds import flattens, halves, plain
 
 Views = dict[str, Tensor]  # name -> [m, *shape]
 Step = tuple[Views, Tensor, Tensor, Tensor, Tensor | None]  # parameters, samples, labels, index, share
@@ -239,7 +240,7 @@ def stack_of(
         return parts
     if isinstance(parts[0][1], nn.Conv2d):
         return _convolutional(parts, input_shape, device, precision, programs)
-    if len(input_shape) > 1 and not _flattens(parts[0][1]):
+    if len(input_shape) > 1 and not flattens(parts[0][1]):
         return "it does not begin with Flatten"
     return _dense(parts, [], precision, device, programs)
 
@@ -269,7 +270,7 @@ def _dense(
     """Linear and ReLU layers, after those `before` or as the first of a net, which gathers its samples."""
     programs = programs and device.type == "cuda" and precision != "float64" and dispatch.refusal(device) is None
     layers: list[Layer] = before if before or programs else [Gather()]
-    rest = [(name, part) for name, part in parts if not isinstance(part, nn.Identity) and not _flattens(part)]
+    rest = [(name, part) for name, part in parts if not isinstance(part, nn.Identity) and not flattens(part)]
     for number, (name, part) in enumerate(rest):
         if type(part) is nn.Linear:
             relu = number + 1 < len(rest) and type(rest[number + 1][1]) is nn.ReLU
@@ -301,10 +302,10 @@ def _convolutional(
     at = 0
     while at < len(parts) and isinstance(conv := parts[at][1], nn.Conv2d):
         name, after = parts[at][0], [type(part) for _, part in parts[at + 1 : at + 3]]
-        if not _plain(conv) or not after or after[0] is not nn.ReLU:
+        if not plain(conv) or not after or after[0] is not nn.ReLU:
             return f"layer {name} is no square convolution of stride 1 followed by a ReLU"
         pool = 2 if after[1:] == [nn.MaxPool2d] else 1
-        if pool == 2 and not _halves(parts[at + 2][1]):
+        if pool == 2 and not halves(parts[at + 2][1]):
             return f"layer {parts[at + 2][0]} pools otherwise than by 2"
         if device.type == "cuda":
             found = _on_gpu(device, name, conv, pool, size, at == 0)
@@ -316,7 +317,7 @@ def _convolutional(
         grown = 2 * int(conv.padding[0]) - conv.kernel_size[0] + 1
         size = ((size[0] + grown) // pool, (size[1] + grown) // pool)
         at += 1 + pool
-    if at == len(parts) or not _flattens(parts[at][1]) or min(size) < 1:
+    if at == len(parts) or not flattens(parts[at][1]) or min(size) < 1:
         return "convolutions are not followed by Flatten and linear layers"
     return _dense(parts[at + 1 :], [*layers, Flatten()], precision, device, programs)
 
@@ -325,44 +326,17 @@ def _on_gpu(
     device: torch.device, name: str, conv: nn.Conv2d, pool: int, size: tuple[int, int], first: bool
 ) -> list[Layer] | str:
     """The layer as a program of our own for inputs of `size`, with what has to come before it."""
+    if max(conv.in_channels, conv.out_channels) > 128:
+        return f"layer {name} has more than 128 channels"  # a tile holds all of them
     if (reason := dispatch.refusal(device)) is not None:
         return reason
     from kinfolk.kernels.convolution import Convolution
 
-    if max(conv.in_channels, conv.out_channels) > 128:
-        return f"layer {name} has more than 128 channels"  # a tile holds all of them
     program = Convolution(
         conv.in_channels, conv.out_channels, conv.kernel_size[0], int(conv.padding[0]), pool, size, first=first
     )
     before: list[Layer] = [ChannelsLast()] if first and not program.first else []
     return [*before, Convolved(name, program)]
-
-
-def _plain(conv: nn.Conv2d) -> bool:
-    return (
-        type(conv) is nn.Conv2d
-        and conv.stride == (1, 1)
-        and conv.dilation == (1, 1)
-        and conv.groups == 1
-        and conv.padding_mode == "zeros"
-        and conv.bias is not None
-        and not isinstance(conv.padding, str)
-        and conv.kernel_size[0] == conv.kernel_size[1]
-        and conv.padding[0] == conv.padding[1]
-    )
-
-
-def _flattens(part: nn.Module) -> bool:
-    return type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1)
-
-
-def _halves(pool: nn.Module) -> bool:
-    wanted = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    return all(_single(getattr(pool, key)) == value for key, value in wanted.items())
-
-
-def _single(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
 
 def _affine(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
