@@ -44,12 +44,13 @@ MAY_IMPORT = {
     "config": {"aggregation", "methods", "models", "cohort", "data", "peers"},
     "records": {"config", "data", "engines", "findings", "metrics"},
     "logbook": {"engines", "findings", "metrics", "parcel", "records", "runs"},
+    "origins": {"cohort.layout", "config", "data", "models", "runs"},
     "experiment": {
-        *("config", "engines", "logbook", "records", "stopping", "threats", "warmup"),
+        *("config", "engines", "logbook", "origins", "records", "stopping", "threats", "warmup"),
         *("models", "cohort", "data", "peers", "runs"),
     },
     "exporting": {"config", "experiment", "models", "cohort", "data", "runs"},
-    "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "runs", "stopping"},
+    "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "origins", "runs", "stopping"},
     "progress": {"config", "experiment", "parallel"},
 }
 FREE = {"__init__", "__main__", "cli", "commands"}  # the public surface and the command line may use everything

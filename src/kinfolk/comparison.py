@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kinfolk import origins
 from kinfolk.config import Config, read, resolve
 from kinfolk.data.federation import Federation
 from kinfolk.errors import UserError
@@ -120,8 +121,11 @@ def complete(
     found = RunFolder.open(path)
     before = resolve(found.config())
     asked, _ = clip(config, before.data.clients)  # what is kept is what was really used
-    if data is None and (before.identity() != asked.identity() or before.run.rounds != config.run.rounds):
+    if data is not None:
+        asked = replace(asked, data=before.data, split=before.split)  # of which own data use nothing
+    if before.identity() != asked.identity() or before.run.rounds != config.run.rounds:
         raise UserError(f"{path} holds another experiment: choose another --out")
+    origins.refuse_others(found, before, data, model)
     if found.status().state == "finished":
         return read_result(path)
     return resume(path, data=data, model=model, device=config.run.device, observer=observer)

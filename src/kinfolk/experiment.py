@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk import engines, models, records, threats
+from kinfolk import engines, models, origins, records, threats
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.memory import kept
@@ -79,17 +79,24 @@ class Result:
 
     def weights(self) -> Tensor:
         """The models that the clients use after the last round, not yet tuned where a method does so: [n, d]."""
-        tensors = checkpoint.load(self.folder / "checkpoint").tensors
-        if "state/personal" in tensors:
-            return tensors["state/personal"]
-        if "weights" in tensors:
-            return tensors["weights"]
-        return tensors["shared/model"].expand(len(self.clients), -1)  # one for all
+        return origins.models(self._saved().tensors).expand(len(self.clients), -1)  # perhaps one for all
 
     def load_into(self, module: nn.Module, client: int) -> nn.Module:
         """Write a client's trained weights into a module of the same kind."""
-        Layout.of(module).load(self.weights()[client], module)
+        if not 0 <= client < len(self.clients):
+            raise UserError(f"client {client}: {self.folder} has clients 0 to {len(self.clients) - 1}")
+        saved, layout = self._saved(), Layout.of(module)
+        hint = "a module of the same kind is needed"
+        if hasattr(self.config.method, "wrap"):
+            hint = f"{self.config.method_name} adds layers to yours: `kinfolk export {self.folder}` knows them"
+        origins.refuse_other_net(self.folder, saved, layout, hint)
+        layout.load(origins.models(saved.tensors).expand(len(self.clients), -1)[client], module)
         return module
+
+    def _saved(self) -> checkpoint.Checkpoint:
+        if not checkpoint.rounds(self.folder / "checkpoint"):
+            raise UserError(f"{self.folder} holds no models: it has no checkpoint, like a run that came in a pack")
+        return checkpoint.load(self.folder / "checkpoint")
 
 
 def run(
@@ -116,7 +123,7 @@ def run(
     parts, config = _prepare(config, device, data, model, observer)
     engine = _engine(parts, config)
     path = free_path(default_folder(config)) if out is None else Path(out)
-    facts = {"device": device_name(device), "custom_data": data is not None, "custom_model": model is not None}
+    facts = {"device": device_name(device), **origins.facts(data, model)}
     with RunFolder.create(path, config.sections(), facts) as folder:
         if parts.network is not None:
             folder.keep(parts.network.files())
@@ -137,15 +144,13 @@ def resume(
     observer = observer or Observer()
     with RunFolder.open(Path(folder), write=True) as opened:
         config = resolve(opened.config())
-        facts = opened.facts()
-        for what, given in (("data", data), ("model", model)):
-            if facts.get(f"custom_{what}") and given is None:
-                raise UserError(
-                    f"{folder} was run with {what} of your own: call kinfolk.resume(..., {what}=...) from Python"
-                )
-        if rounds is None and opened.status().state == "finished":
+        origins.refuse_others(opened, config, data, model)
+        finished = opened.status().state == "finished"
+        if rounds is None and finished:
             observer.notice(f"{folder} is finished; `--rounds N` makes it longer")
             return read_result(Path(folder))
+        if finished and not checkpoint.rounds(opened.checkpoints):
+            raise UserError(f"{folder} is finished and has no checkpoint: it can be shown but not made longer")
         if checkpoint.rounds(opened.checkpoints) and (setting := config.newly_on(opened.config())) is not None:
             raise UserError(f"{folder} is from before '{setting}', which its preset turns on now: start it anew")
         if rounds is not None:
@@ -166,6 +171,8 @@ def _go_on(config: Config, engine: engines.Engine, opened: RunFolder, observer: 
         saved = checkpoint.load(opened.checkpoints, expect={"config": fingerprint(opened.config())})
         for notice in saved.notices:
             observer.notice(notice)
+        hint = "the model, or what it is made for, is not that of the run"
+        origins.refuse_other_net(opened.path, saved, engine.shards[0].cohort.layout, hint)
         engines.restore(engine, saved.tensors, saved.round)
         done, seconds = saved.round, float(saved.facts["seconds"])
     accounts = engines.accounts(engine)
@@ -379,4 +386,5 @@ def _save(folder: RunFolder, t: int, engine: engines.Engine, seconds: float) -> 
     folder.graph.flush()
     # Of the sections as they were kept, not as this version fills them in: a later one may know more settings.
     facts = {"config": fingerprint(folder.config()), "seconds": seconds}
+    facts["net"] = engine.shards[0].cohort.layout.described()
     checkpoint.save(folder.checkpoints, t, engines.snapshot(engine), facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,8 +80,14 @@ class Layout:
                 found.append(slice(start, start + math.prod(shape)))
         return found
 
+    def described(self) -> list[list[Any]]:
+        """[name, shape] of every parameter, as JSON has it."""
+        return [[name, list(shape)] for name, shape in zip(self.names, self.shapes)]
+
     def load(self, row: Tensor, module: nn.Module) -> None:
         """Write one client's row [d] into `module`, for use outside kinfolk."""
+        if row.numel() != self.size:
+            raise UserError(f"a model of {row.numel():,} numbers does not fit a module of {self.size:,}")
         parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, view in self.views(row[None]).items():
