@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kinfolk.data import arrays
 from kinfolk.data.formats import Dataset
 from kinfolk.data.partition import Split, exchange, rotate
 from kinfolk.errors import UserError
@@ -150,20 +151,21 @@ class Federation:
         cls,
         train: Sequence[tuple[Any, Any]],
         test: Sequence[tuple[Any, Any]],
-        clusters: Sequence[int] | None = None,
+        clusters: Sequence[int | str] | None = None,
         classes: int | None = None,
         name: str = "custom",
         common: tuple[Any, Any] | None = None,
     ) -> Federation:
         """Your own data: one (x, y) pair of arrays or tensors per client, for training and for testing.
 
-        `common` is one more pair, on which every client's model is tested too.
+        x are numbers of any type, which become float32 as they are; y are whole numbers from 0 on. `clusters` are
+        numbers or names. `common` is one more pair, on which every client's model is tested too.
         """
-        if len(train) != len(test) or not train:
+        if len(train) != len(test) or not len(train):
             raise UserError(f"{len(train)} training sets and {len(test)} test sets: one of each per client is needed")
-        if clusters is not None and len(clusters) != len(train):
-            raise UserError(f"{len(clusters)} clusters for {len(train)} clients")
-        parts = [_stack(pairs, kind) for pairs, kind in ((train, "train"), (test, "test"))]
+        known, notes = (None, []) if clusters is None else arrays.numbered(clusters, len(train))
+        parts = [_stack(train, "train")]
+        parts.append(_stack(test, "test", tuple(parts[0].x.shape[1:])))
         if common is not None:
             parts.append(_stack([common], "common"))
             if parts[2].x.shape[1:] != parts[0].x.shape[1:] or not parts[2].y.numel():
@@ -173,24 +175,25 @@ class Federation:
         if (labels.numel() and int(labels.min()) < 0) or (classes is not None and found > classes):
             bound = found if classes is None else classes
             raise UserError(f"labels run from {int(labels.min())} to {int(labels.max())}; 0 to {bound - 1} are allowed")
-        known = None if clusters is None else torch.as_tensor(clusters, dtype=torch.int64)
         if known is not None:
             parts[:2] = [replace(part, domains=torch.repeat_interleave(known, part.sizes)) for part in parts[:2]]
-        return cls(parts[0], parts[1], classes or found, known, name, common=parts[2] if common is not None else None)
+        everybodys = parts[2] if common is not None else None
+        return cls(parts[0], parts[1], classes or found, known, name, notes, everybodys)
 
     @classmethod
     def from_datasets(
         cls,
         train: Sequence[Any],
         test: Sequence[Any],
-        clusters: Sequence[int] | None = None,
+        clusters: Sequence[int | str] | None = None,
         classes: int | None = None,
         name: str = "custom",
         common: Any = None,
     ) -> Federation:
         """Your own data as map-style torch Datasets of (x, label), one per client, for training and for testing."""
-        everybodys = None if common is None else _read(common)
-        trains, tests = [_read(d) for d in train], [_read(d) for d in test]
+        everybodys = None if common is None else arrays.samples(common, "common")
+        sets = ((train, "train"), (test, "test"))
+        trains, tests = ([arrays.samples(d, f"client {i} {kind}") for i, d in enumerate(each)] for each, kind in sets)
         return cls.from_arrays(trains, tests, clusters, classes, name, everybodys)
 
 
@@ -243,29 +246,6 @@ def _turned(x: np.ndarray, quarter_turns: np.ndarray | None) -> np.ndarray:
     return turned
 
 
-def _stack(pairs: Sequence[tuple[Any, Any]], kind: str) -> Part:
-    xs = [torch.as_tensor(x) for x, _ in pairs]
-    ys = [torch.as_tensor(y).to(torch.int64) for _, y in pairs]
-    for client, (x, y) in enumerate(zip(xs, ys)):
-        if x.shape[:1] != y.shape:
-            raise UserError(f"client {client} {kind}: {list(x.shape)} inputs but {list(y.shape)} labels")
-        if x.shape[1:] != xs[0].shape[1:]:
-            raise UserError(
-                f"client {client} {kind}: inputs of shape {list(x.shape[1:])}, client 0 has {list(xs[0].shape[1:])}"
-            )
-        if x.is_floating_point() and not torch.isfinite(x).all():
-            raise UserError(f"client {client} {kind}: inputs hold NaN or infinite values")
-    sizes = torch.tensor([y.numel() for y in ys])
-    if kind == "train" and int(sizes.min()) == 0:
-        raise UserError(f"client {int(sizes.argmin())} has no training samples")
-    x = torch.cat(xs)
-    floats = x.to(torch.float32) if x.dtype in (torch.uint8, torch.float64, torch.float16) else x
-    return Part(floats, torch.cat(ys), _starts(sizes), sizes)
-
-
-def _read(dataset: Any) -> tuple[Tensor, Tensor]:
-    samples = [dataset[index] for index in range(len(dataset))]
-    if not samples:
-        raise UserError("a data set is empty: every client needs at least one sample")
-    xs = torch.stack([torch.as_tensor(x) for x, _ in samples])
-    return xs, torch.tensor([int(y) for _, y in samples])
+def _stack(pairs: Sequence[Any], kind: str, shape: tuple[int, ...] | None = None) -> Part:
+    x, y, sizes = arrays.stacked(pairs, kind, shape)
+    return Part(x, y, _starts(sizes), sizes)
