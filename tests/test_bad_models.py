@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from conftest import Command
+from kinfolk.errors import UserError
+from kinfolk.experiment import read_result
 from kinfolk.runs.folder import RunFolder
 from test_bad_input import write
 
@@ -60,6 +63,9 @@ def no_arguments():
 def failing(input_shape, classes):
     raise ValueError("not today")
 
+def lazy(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
 number = 3
 """
 
@@ -75,6 +81,7 @@ OWN = {
     "no_module": ["returned a int, not an nn.Module"],
     "no_arguments": ["could not be made from (input_shape, classes)"],
     "failing": ["could not be made", "not today"],
+    "lazy": ["layer '1' (LazyLinear) has no size yet", "how many inputs"],
     "number": ["is not callable", "(input_shape, classes) -> nn.Module"],
 }
 
@@ -101,3 +108,10 @@ def test_a_model_that_cannot_be_used_is_one_line(command: Command, factory: str,
     assert ended.code == 2
     for word in words:
         assert word in ended.message
+
+
+@pytest.mark.usefixtures("_models")
+def test_a_net_without_sizes_is_refused_before_a_method_adds_to_it(command: Command) -> None:
+    assert "has no size yet" in command("run", "tiny.toml", "model.name=my_models:lazy", "method.name=fedcg").message
+    with pytest.raises(UserError, match=r"layer '' \(LazyLinear\) has no size yet"):
+        read_result(Path(command("run", "tiny.toml", "--json").json["folder"])).load_into(nn.LazyLinear(10), 0)

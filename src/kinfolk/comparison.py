@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from kinfolk import origins
 from kinfolk.config import Config, read, resolve
 from kinfolk.data.federation import Federation
-from kinfolk.errors import UserError
+from kinfolk.errors import UserError, nearest
 from kinfolk.experiment import Interrupted, Observer, Result, clip, load_federation, read_result, resume, run
 from kinfolk.methods import find
 from kinfolk.metrics import helped_and_hurt
@@ -25,7 +26,10 @@ from kinfolk.stopping import interruptible
 
 @dataclass(frozen=True)
 class Row:
-    """One method over all seeds: means, with the sample standard deviation of the accuracy over seeds."""
+    """One method over all seeds: means, with the sample standard deviation of the accuracy over seeds.
+
+    Where no client has test samples, accuracies are NaN.
+    """
 
     method: str
     seeds: int
@@ -53,7 +57,11 @@ class Comparison:
     runs: dict[str, list[Result]]  # method -> one finished run per seed
 
     def row(self, method: str) -> Row:
-        return next(row for row in self.rows if row.method == method)
+        """The line of one method."""
+        for row in self.rows:
+            if row.method == method:
+                return row
+        raise UserError(f"{self.folder} does not compare '{method}': {nearest(method, self.runs)}")
 
     def as_dict(self) -> dict[str, Any]:
         folders = {method: [str(result.folder) for result in results] for method, results in self.runs.items()}
@@ -140,6 +148,9 @@ def _row(method: str, results: list[Result], local: list[Result] | None) -> Row:
         values = [result.summary.get(key) for result in results]
         return None if any(v is None for v in values) else float(np.mean([v for v in values if v is not None]))
 
+    def known(key: str) -> float:
+        return math.nan if (value := mean(key)) is None else value
+
     helped = hurt = None
     if local is not None and method != "local":
         pairs = [_helped(result, reference) for result, reference in zip(results, local)]
@@ -150,15 +161,15 @@ def _row(method: str, results: list[Result], local: list[Result] | None) -> Row:
         seeds=len(results),
         accuracy=float(np.mean(accuracies)),
         accuracy_std=float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None,
-        best_accuracy=mean("best_accuracy") or 0.0,
-        worst10=mean("worst10") or 0.0,
+        best_accuracy=known("best_accuracy"),
+        worst10=known("worst10"),
         helped=helped,
         hurt=hurt,
         neighbor_precision=mean("neighbor_precision"),
         neighbor_recall=mean("neighbor_recall"),
-        models_received=mean("models_received") or 0.0,
-        bytes_received=mean("bytes_received") or 0.0,
-        seconds=mean("seconds") or 0.0,
+        models_received=known("models_received"),
+        bytes_received=known("bytes_received"),
+        seconds=known("seconds"),
         epsilon=mean("epsilon"),
         privacy=_promise(results),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,8 +75,9 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Mean over clients of each client's own model on its own test set, after the last round."""
-        return float(self.summary["accuracy"])
+        """Mean over clients of each client's own model on its own test set, after the last round; NaN without tests."""
+        found = self.summary["accuracy"]
+        return math.nan if found is None else float(found)
 
     def weights(self) -> Tensor:
         """The models that the clients use after the last round, not yet tuned where a method does so: [n, d]."""

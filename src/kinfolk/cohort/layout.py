@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.errors import UserError
+from kinfolk.models.nets import refuse_without_size
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         """The trainable parameters of `module` in the order it names them (tied ones once)."""
+        refuse_without_size(module)
         trainable = [(name, p.shape) for name, p in module.named_parameters() if p.requires_grad]
         offsets, size = [], 0
         for _, shape in trainable:

@@ -170,6 +170,8 @@ class Federation:
             parts.append(_stack([common], "common"))
             if parts[2].x.shape[1:] != parts[0].x.shape[1:] or not parts[2].y.numel():
                 raise UserError(f"common test: inputs {list(parts[2].x.shape)}, clients have {list(parts[0].x.shape)}")
+        if not parts[1].y.numel():
+            notes.append("no client has test samples of its own: its accuracy is not known")
         labels = torch.cat([part.y for part in parts])
         found = int(labels.max()) + 1 if labels.numel() else 0
         if (labels.numel() and int(labels.min()) < 0) or (classes is not None and found > classes):

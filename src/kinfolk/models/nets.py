@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from kinfolk.errors import UserError, nearest
 from kinfolk.models.norm import GroupNorm
@@ -157,4 +158,12 @@ def make(factory: Factory, input_shape: tuple[int, ...], classes: int, options: 
         ) from None
     if not isinstance(module, nn.Module):
         raise UserError(f"the model factory returned a {type(module).__name__}, not an nn.Module")
+    refuse_without_size(module)
     return module
+
+
+def refuse_without_size(module: nn.Module) -> None:
+    """A lazy layer has no parameters before its first call, so nobody could say how long a client's row is."""
+    for name, part in module.named_modules():
+        if any(is_lazy(parameter) for parameter in part.parameters(recurse=False)):
+            raise UserError(f"layer '{name}' ({type(part).__name__}) has no size yet: say how many inputs it has")
