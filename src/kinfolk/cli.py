@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from kinfolk.commands.data import data_app
 from kinfolk.commands.export import export_command
 from kinfolk.commands.reproduce import reproduce_command
 from kinfolk.commands.terminal import Device, File, Json, Out, Overrides, Seed
-from kinfolk.errors import UserError, known_failure
+from kinfolk.errors import known_failure
 from kinfolk.version import __version__
 
 app = typer.Typer(
@@ -135,7 +134,11 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what a run, or a comparison, came to."""
+    from kinfolk.runs import comparison
+
     facts = _facts(run)
+    if "rows" in facts and (said := comparison.outdated(run)) is not None:
+        print(f"note: {said}", file=sys.stderr)
     if png is not None:
         from kinfolk.report.curves import curves_picture
         from kinfolk.runs.folder import RunFolder
@@ -209,14 +212,11 @@ def _show(path: Path) -> None:
 
 
 def _facts(path: Path) -> dict[str, Any]:
+    from kinfolk.runs import comparison
     from kinfolk.runs.folder import RunFolder
 
     if (path / "comparison.json").is_file():
-        try:
-            facts: dict[str, Any] = json.loads((path / "comparison.json").read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path / 'comparison.json'} is damaged: {error}") from None
-        return facts
+        return comparison.read(path)
     folder = RunFolder.open(path)
     status = folder.status()
     return {

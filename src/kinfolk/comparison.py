@@ -18,9 +18,8 @@ from kinfolk.experiment import Interrupted, Observer, Result, clip, load_federat
 from kinfolk.methods import find
 from kinfolk.metrics import helped_and_hurt
 from kinfolk.models import Factory
-from kinfolk.runs.files import explained, strict_json, write_atomically
+from kinfolk.runs import comparison as table
 from kinfolk.runs.folder import RunFolder, free_path
-from kinfolk.runs.tables import to_csv
 from kinfolk.stopping import interruptible
 
 
@@ -110,9 +109,8 @@ def compare(
             if stop.is_set() and cell is not cells[plan[-1]][-1]:  # asked for in its last round
                 raise Interrupted(path, cell.run.rounds)
     comparison = Comparison(folder, [_row(name, results, runs.get("local")) for name, results in runs.items()], runs)
-    with explained(lambda error: UserError(f"{folder / 'comparison.json'} cannot be written: {error.strerror}")):
-        write_atomically(folder / "comparison.json", (strict_json(comparison.as_dict(), indent=2) + "\n").encode())
-        write_atomically(folder / "comparison.csv", to_csv([asdict(row) for row in comparison.rows]).encode())
+    folders = {name: [result.folder for result in results] for name, results in runs.items()}
+    table.write(folder, [asdict(row) for row in comparison.rows], folders, config.run.rounds)
     return comparison
 
 
@@ -131,8 +129,11 @@ def complete(
     asked, _ = clip(config, before.data.clients)  # what is kept is what was really used
     if data is not None:
         asked = replace(asked, data=before.data, split=before.split)  # of which own data use nothing
-    if before.identity() != asked.identity() or before.run.rounds != config.run.rounds:
+    if before.identity() != asked.identity():
         raise UserError(f"{path} holds another experiment: choose another --out")
+    if before.run.rounds != config.run.rounds:
+        lengths = f"{before.run.rounds} rounds where {config.run.rounds} are asked for"
+        raise UserError(f"{path} holds another experiment, of {lengths}: choose another --out")
     origins.refuse_others(found, before, data, model)
     if found.status().state == "finished":
         return read_result(path)

@@ -41,6 +41,7 @@ from kinfolk.runs.tables import from_csv, to_csv
 from kinfolk.version import __version__
 
 CONFIG, METRICS, CLIENTS, SUMMARY = "config.toml", "metrics.jsonl", "clients.csv", "summary.json"
+COMPARISON = "comparison.json"  # of a folder of runs
 NEW_CLIENTS = "new_clients.csv"
 DOMAINS = "domains.json"  # as FedCG calls it
 REACHABLE, AWAY = "reachable.csv", "away.csv"  # as `peers` calls them
@@ -93,7 +94,7 @@ class RunFolder:
         if not path.exists():
             raise UserError(f"{path} does not exist; `kinfolk run … --out {path}` would start a run there")
         if not (path / CONFIG).is_file():
-            raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
+            raise UserError(_no_run(path))
         folder = cls(path, None)
         folder.facts()  # says so now if the config cannot be read
         if write:
@@ -271,6 +272,28 @@ def free_path(base: Path) -> Path:
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
+
+
+def _no_run(path: Path) -> str:
+    """Why a folder without a config is no run, and what to do where it is a comparison."""
+    run = next(filter(_is_compared, sorted(path.iterdir())), None) if path.is_dir() else None
+    again = f"ask for it again with --out {path}"
+    if run is None:
+        return f"{path} is not a run folder: it has no {CONFIG}"
+    if (path / COMPARISON).is_file():
+        return f"{path} is a comparison and no run: name one of its runs, as {run}, or {again}"
+    begun = RunFolder(run, None).facts().get("command", "kinfolk compare")
+    return f"{path} is a comparison that was not completed: to go on, {again} (it was begun by: {begun})"
+
+
+def _is_compared(path: Path) -> bool:
+    """Whether a folder is a run, called as those of comparisons are."""
+    try:
+        folder = RunFolder(path, None)
+        config = folder.config() if (path / CONFIG).is_file() and folder.facts() else {}
+    except UserError:
+        return False
+    return path.name == f"{config.get('method', {}).get('name')}-seed{config.get('run', {}).get('seed')}"
 
 
 def _make(path: Path, config: bytes) -> int:
