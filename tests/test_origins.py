@@ -83,9 +83,9 @@ def test_a_run_of_a_version_without_fingerprints_goes_on_where_clients_and_shape
 
 def test_own_data_and_models_are_not_given_to_a_run_that_has_none() -> None:
     kinfolk.run(sections(), out="plain")
-    with pytest.raises(UserError, match="plain was run with the data 'digits', not with data of your own"):
+    with pytest.raises(UserError, match="plain was run with the data 'digits', not with your own"):
         kinfolk.resume("plain", rounds=3, data=OWN)
-    with pytest.raises(UserError, match="plain was run with the model 'mlp', not with model of your own"):
+    with pytest.raises(UserError, match="plain was run with the model 'mlp', not with your own"):
         kinfolk.resume("plain", rounds=3, model=lambda shape, classes: nn.Linear(64, classes))
 
 

@@ -40,7 +40,7 @@ def refuse_others(folder: RunFolder, config: Config, data: Federation | None, mo
             )
         if not own and given is not None:
             name = config.data.name if what == "data" else config.model
-            raise UserError(f"{folder.path} was run with the {what} '{name}', not with {what} of your own")
+            raise UserError(f"{folder.path} was run with the {what} '{name}', not with your own")
     if data is not None:
         _refuse_other_data(folder, made.get("data"), data)
 

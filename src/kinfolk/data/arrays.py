@@ -35,8 +35,13 @@ def stacked(pairs: Sequence[Any], kind: str, shape: tuple[int, ...] | None = Non
     sizes = torch.tensor([y.numel() for y in ys])
     if kind == "train" and int(sizes.min()) == 0:
         raise UserError(f"client {int(sizes.argmin())} has no training samples")
-    nothing = xs[0][:0] if shape is None else xs[0].new_zeros(0, *shape)
-    return torch.cat([nothing, *(x for x in xs if x.shape[0])]), torch.cat(ys), sizes
+    form = xs[0].shape[1:] if shape is None else shape
+    whole = torch.empty(int(sizes.sum()), *form, dtype=torch.float32, device=xs[0].device)
+    for client, (x, place) in enumerate(zip(xs, torch.split(whole, sizes.tolist()))):
+        if x.shape[0]:  # an empty array may have any shape
+            place.copy_(x)
+            _refuse_infinite(place, x, f"client {client} {kind}")
+    return whole, torch.cat(ys), sizes
 
 
 def numbered(clusters: Any, clients: int) -> tuple[Tensor, list[str]]:
@@ -86,14 +91,17 @@ def _pair(given: Any, where: str) -> Sequence[Any]:
 
 
 def _inputs(given: Any, where: str) -> Tensor:
-    """float32 [N, ...]; numbers that are not in arrays of their own are one feature each."""
+    """[N, ...]; numbers that are not in arrays of their own are one feature each."""
     x = _tensor(given, where, "inputs")
-    single = x.to(torch.float32)
-    if not torch.isfinite(single).all():
+    return x[:, None] if x.ndim == 1 and x.numel() else x
+
+
+def _refuse_infinite(taken: Tensor, x: Tensor, where: str) -> None:
+    """`taken`: x as float32."""
+    if not torch.isfinite(taken).all():
         finite = bool(torch.isfinite(x).all())
         what = f"up to {float(x.abs().max()):.3g}, which float32 cannot hold" if finite else "NaN or infinite values"
         raise UserError(f"{where}: inputs hold {what}")
-    return single[:, None] if single.ndim == 1 and single.numel() else single
 
 
 def _labels(given: Any, where: str) -> Tensor:
