@@ -18,6 +18,7 @@ from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.memory import kept
 from kinfolk.cohort.newcomers import meets_others
+from kinfolk.cohort.room import current
 from kinfolk.cohort.watch import Watching
 from kinfolk.config import Config, fingerprint, read, resolve
 from kinfolk.data import catalog, inputs
@@ -122,15 +123,16 @@ def run(
         config = dataclasses.replace(
             config, data=dataclasses.replace(config.data, name=data.name, clients=data.clients)
         )
-    parts, config = _prepare(config, device, data, model, observer)
-    engine = _engine(parts, config)
-    path = free_path(default_folder(config)) if out is None else Path(out)
-    facts = {"device": device_name(device), **origins.facts(data, model)}
-    with RunFolder.create(path, config.sections(), facts) as folder:
-        if parts.network is not None:
-            folder.keep(parts.network.files())
-        with engines.accounted(engine, folder.path / PRIVACY, config.about()):
-            return _rounds(config, engine, folder, 0, 0.0, observer)
+    with current(device):
+        parts, config = _prepare(config, device, data, model, observer)
+        engine = _engine(parts, config)
+        path = free_path(default_folder(config)) if out is None else Path(out)
+        facts = {"device": device_name(device), **origins.facts(data, model)}
+        with RunFolder.create(path, config.sections(), facts) as folder:
+            if parts.network is not None:
+                folder.keep(parts.network.files())
+            with engines.accounted(engine, folder.path / PRIVACY, config.about()):
+                return _rounds(config, engine, folder, 0, 0.0, observer)
 
 
 def resume(
@@ -160,10 +162,11 @@ def resume(
                 raise UserError(f"{folder} already asks for {config.run.rounds} rounds: {rounds} would shorten it")
             config = config.with_run(rounds=rounds)
         where = find_device(device or config.run.device)
-        parts, config = _prepare(config, where, data, model, observer, opened.path)
-        engine = _engine(parts, config)
-        with engines.accounted(engine, opened.path / PRIVACY, config.about()):
-            return _go_on(config, engine, opened, observer)
+        with current(where):
+            parts, config = _prepare(config, where, data, model, observer, opened.path)
+            engine = _engine(parts, config)
+            with engines.accounted(engine, opened.path / PRIVACY, config.about()):
+                return _go_on(config, engine, opened, observer)
 
 
 def _go_on(config: Config, engine: engines.Engine, opened: RunFolder, observer: Observer) -> Result:

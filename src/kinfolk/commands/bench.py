@@ -45,6 +45,7 @@ def bench_command(
 ) -> None:
     """Measure this machine against a plain loop over clients, and say what to set."""
     from kinfolk.bench import JOBS
+    from kinfolk.cohort.room import current
     from kinfolk.experiment import find_device
     from kinfolk.report.speed import speed_table
 
@@ -52,7 +53,8 @@ def bench_command(
     names = _names(jobs, list(JOBS))
     short = where.type == "cpu" and not full
     wanted = [replace(JOBS[name], clients=FEWER.get(name, 100)) if short else JOBS[name] for name in names]
-    found = _measure(wanted, where, rounds or (FULL if full else SHORT), full)
+    with current(where):
+        found = _measure(wanted, where, rounds or (FULL if full else SHORT), full)
     if as_json:
         terminal.print_json(found)
     else:
