@@ -167,3 +167,10 @@ def test_edges_pull_wherever_the_nodes_begin() -> None:
 def test_the_layout_is_the_same_every_time() -> None:
     a, b = ring(12)
     assert np.array_equal(layout(a, b, 12), layout(a, b, 12))
+
+
+def test_a_line_of_one_point_is_a_dot() -> None:
+    line = Line("a", np.array([1.0]), np.array([[5.0]]), COLOURS[0])
+    line_picture([[Panel("", "round", "accuracy, %", [line])]], Path("dot.png"), "One point")
+    marked = (np.abs(pixels("dot.png").astype(int) - [0x00, 0x72, 0xB2]).sum(axis=2) < 6).sum(axis=1)
+    assert len(np.flatnonzero(np.diff(np.flatnonzero(marked)) > 1)) == 1  # the dot, and the legend's line

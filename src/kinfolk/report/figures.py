@@ -150,7 +150,8 @@ def expected(x: np.ndarray, values: np.ndarray, width: float) -> np.ndarray | No
 
 
 def _curve(place: Axes, line: Line) -> None:
-    place.plot(line.x, _mean(line.y), color=line.colour, linestyle=line.style, linewidth=1.7)
+    marker = "o" if len(line.x) == 1 else None  # there is no line through one point
+    place.plot(line.x, _mean(line.y), color=line.colour, linestyle=line.style, linewidth=1.7, marker=marker)
     if len(line.y) > 1:
         low, high = line.y.min(axis=0), line.y.max(axis=0)
         place.fill_between(line.x, low, high, color=line.colour, alpha=0.15, linewidth=0)
