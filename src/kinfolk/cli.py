@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,17 +140,14 @@ def show(
     facts = _facts(run)
     if "rows" in facts and (said := comparison.outdated(run)) is not None:
         print(f"note: {said}", file=sys.stderr)
-    if png is not None:
-        from kinfolk.report.curves import curves_picture
-        from kinfolk.runs.folder import RunFolder
-
-        folders = {name: [Path(p) for p in paths] for name, paths in facts.get("runs", {run.name: [run]}).items()}
-        name = RunFolder.open(next(iter(folders.values()))[0]).config()["name"]
-        curves_picture(folders, png, f"{name}: accuracy over rounds")
     if as_json:
         terminal.print_json(facts)
     else:
         _show(run)
+    if png is not None:  # after the table, which is there whatever becomes of the picture
+        _draw(run, facts, png)
+        if not as_json:
+            terminal.console().print(f"picture: {escape(str(png))}", soft_wrap=True)
 
 
 @app.command("list")
@@ -211,6 +209,16 @@ def _show(path: Path) -> None:
         console.print(f"go on with: kinfolk resume {escape(str(path))}", soft_wrap=True)
 
 
+def _draw(run: Path, facts: dict[str, Any], path: Path) -> None:
+    """Accuracy over rounds, of a run or of all methods of a comparison."""
+    from kinfolk.report.curves import curves_picture
+    from kinfolk.runs.folder import RunFolder
+
+    folders = {name: [Path(p) for p in paths] for name, paths in facts.get("runs", {run.name: [run]}).items()}
+    name = RunFolder.open(next(iter(folders.values()))[0]).config()["name"]
+    curves_picture(folders, path, f"{name}: accuracy over rounds")
+
+
 def _facts(path: Path) -> dict[str, Any]:
     from kinfolk.runs import comparison
     from kinfolk.runs.folder import RunFolder
@@ -233,7 +241,8 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line and exit code 2, a bug keeps its traceback."""
+    """The command line: a user's mistake is one line and exit code 2, a bug keeps its traceback."""
+    terminal.accept_streams()
     try:
         code = app(prog_name="kinfolk", standalone_mode=False)
         sys.stdout.flush()  # a full disk shows here, and not after the last chance to say so
@@ -250,8 +259,16 @@ def _known_failure(error: Exception) -> None:
     if hasattr(error, "format_message"):  # a usage error: newer typer brings its own click, so no class to name
         if not error.format_message():  # no arguments at all: the help has been shown
             sys.exit(2)
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "kinfolk"
-        terminal.fail(f"{error.format_message().rstrip('.')}; see `{command} --help`", 2)
+        terminal.fail(f"{error.format_message().rstrip('.')}; see `{_command(sys.argv[1:])} --help`", 2)
     if (told := known_failure(error)) is not None:
         terminal.fail(told, 2)
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command among what was typed: its name and those of the groups it is in."""
+    names, found = ["kinfolk"], typer.main.get_command(app)
+    for word in words:
+        if word not in (commands := getattr(found, "commands", {})):
+            break
+        names, found = [*names, word], commands[word]
+    return " ".join(names)

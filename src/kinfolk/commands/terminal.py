@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -65,10 +67,25 @@ def console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=120)
 
 
+def accept_streams() -> None:
+    """Whoever calls may have closed a stream, or given it an encoding that lacks characters of ours: do without."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open to the end
+        elif stream.errors == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
 def print_json(value: Any) -> None:
     from kinfolk.runs.files import strict_json
 
-    print(strict_json(value))
+    text = strict_json(value)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(json.loads(text))  # the same in ASCII: a character replaced would be another value
+    print(text)
 
 
 def fail(message: str, code: int) -> NoReturn:
