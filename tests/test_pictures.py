@@ -12,11 +12,13 @@ from PIL import Image
 
 from conftest import tiny_experiment
 from kinfolk import pictures
+from kinfolk.experiment import Observer
 from kinfolk.matching import theory
 from kinfolk.pictures import Curves, _mixed_with_kin, _weights, looks, two_groups
 from kinfolk.reproduce import Reproduction, reproduce
 from kinfolk.runs.graph import Graph
 from kinfolk.studies import Row
+from tiny_study import Ran
 
 ROWS = {
     "PENS": ["method.name=pens", "method.discover_rounds=2"],
@@ -25,14 +27,14 @@ ROWS = {
 }
 
 
-def study(figure: dict[str, Any], **changes: Any) -> Reproduction:
+def study(figure: dict[str, Any], observer: Observer | None = None, **changes: Any) -> Reproduction:
     """Run a tiny study with this figure."""
     Path("tiny.toml").write_text(
         tomli_w.dumps(tiny_experiment(data={"train": 10, "test": 10}, run={"rounds": 3, "evaluate_every": 1}))
     )
     sections = {"study": "Tiny", "experiment": "tiny.toml", "seeds": 1, "columns": {"all": []}, "rows": ROWS}
     Path("mine.toml").write_text(tomli_w.dumps({**sections, "figure": figure, **changes}))
-    return reproduce("mine.toml")
+    return reproduce("mine.toml", observer=observer)
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, name: str, figure: dict[str, Any], **changes: Any) -> tuple[Any, ...]:
@@ -169,3 +171,28 @@ def test_a_picture_is_drawn_of_what_is_there() -> None:
     Path("mine.toml").write_text(tomli_w.dumps({**settings, "rows": {"Alone": ["method.name=local"], **ROWS}}))
     reproduce("mine.toml", rows=["Alone"])
     assert Curves(["neighbor_precision"])._line("neighbor_precision", []) is None
+
+
+@pytest.mark.parametrize(
+    ("watched", "why"),
+    [
+        ({"watch": [0], "watch_rounds": [5]}, "run.watch_rounds begins at round 5, but there are only 3"),
+        ({}, "run.watch names no client"),
+        ({"watch": [0]}, "in the rounds watched the method compared no models"),
+    ],
+)
+def test_a_picture_without_anything_to_show_is_told_of_and_is_not_in_the_page(
+    watched: dict[str, Any], why: str
+) -> None:
+    rows = {"Alone": ["method.name=local"]}
+    overrides = [f"run.{key}={value}" for key, value in watched.items()]
+    seen = Ran()
+    found = study({"kind": "similarities"}, seen, rows=rows, set=overrides)
+    assert [path.suffix for path in found.files] == [".md", ".csv"]
+    assert f"no picture: no run of this study has a similarity.csv: {why}" in seen.notices
+    assert "![" not in (found.folder / "mine.md").read_text(encoding="utf-8")
+
+
+def test_a_page_shows_the_picture_that_is_there() -> None:
+    found = study({"kind": "curves"}, rows={"Alone": ["method.name=local"]})
+    assert "![Tiny](mine.png)" in (found.folder / "mine.md").read_text(encoding="utf-8")

@@ -185,8 +185,9 @@ class Similarities:
                 kept = (seen.round == seen.round.max()) & (seen.client == seen.client[0]) & np.isfinite(seen.similarity)
                 values = seen.similarity[kept]
                 panels.append((name, values, seen.kin[kept] == 1, two_groups(values)))
-        if panels:
-            figures.similarity_picture(panels, path, study.study, "similarity")
+        if not panels:
+            raise UserError(f"no run of this study has a {SIMILARITY}: {_unwatched(runs[0][1])}")
+        figures.similarity_picture(panels, path, study.study, "similarity")
 
 
 @dataclass(frozen=True)
@@ -336,6 +337,16 @@ def _domains(name: str, result: Result) -> domains.Domains:
         weights=np.array([row["domain_share"] for row in rows], dtype=float).reshape(len(rows), -1),
         graph=np.array(last["domain_graph"], dtype=float),
     )
+
+
+def _unwatched(result: Result) -> str:
+    """Why nobody has watched a client in such a run."""
+    run = result.config.run
+    if not run.watch:
+        return "run.watch names no client"
+    if run.watch_rounds and min(run.watch_rounds) > run.rounds:
+        return f"run.watch_rounds begins at round {min(run.watch_rounds)}, but there are only {run.rounds}"
+    return "in the rounds watched the method compared no models"
 
 
 def _clusters(result: Result) -> np.ndarray:

@@ -64,9 +64,10 @@ class Reproduction:
     def result(self, cell: Cell) -> Result | None:
         return self.results.get(self.paths[cell.name])
 
-    def states(self) -> list[tuple[Cell, str]]:
-        """How far each cell is: finished, unfinished with its rounds, or missing."""
-        return [(cell, _state(self.paths[cell.name])) for cell in self.cells]
+    def states(self, rows: Iterable[str] = (), columns: Iterable[str] = ()) -> list[tuple[Cell, str]]:
+        """How far each cell, or each of some rows and columns, is: finished, unfinished with its rounds, or missing."""
+        chosen = _chosen(self.study, rows, columns)
+        return [(cell, _state(self.paths[cell.name])) for cell in self.cells if (cell.row, cell.column) in chosen]
 
     def entries(self) -> list[Entry]:
         """Every row and column of every measure, published or not, run or not."""
@@ -97,7 +98,10 @@ class Reproduction:
 
     def write(self) -> None:
         """Write the tables anew from what is there."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder.is_file():
+            raise UserError(f"{self.folder} is a file; choose another --out")
+        with explained(lambda error: UserError(f"{self.folder} cannot be made: {error.strerror}")):
+            self.folder.mkdir(parents=True, exist_ok=True)
         for kind, text in (("md", self._document()), ("csv", to_csv(csv_rows(self.entries())))):
             path = self.folder / f"{self.stem}.{kind}"
             with explained(lambda error, path=path: UserError(f"{path} cannot be written: {error.strerror}")):  # type: ignore[misc]
@@ -154,7 +158,7 @@ class Reproduction:
     def _document(self) -> str:
         study = self.study
         parts = [f"# {study.study}"]
-        if study.figure is not None:
+        if study.figure is not None and (self.folder / f"{self.stem}.png").is_file():
             parts.append(f"![{study.study}]({self.stem}.png)")
         parts += [self.tables(), LEGEND if study.published else PLAIN_LEGEND]
         parts += [*self.privacy(), *study.notes]
@@ -249,6 +253,8 @@ def reproduce(
         found.draw(observer.notice)
     except UserError as error:  # the runs and the tables are there all the same
         observer.notice(f"no picture: {error}")
+    else:
+        found.write()  # which shows the picture from now on
     if failed:
         raise CellsFailed(found, failed, len(missing))
     return found

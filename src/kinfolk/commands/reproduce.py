@@ -16,6 +16,7 @@ from kinfolk.errors import UserError
 
 if TYPE_CHECKING:
     from kinfolk.reproduce import Reproduction
+    from kinfolk.studies import Cell
 
 Name = Annotated[str, typer.Argument(metavar="STUDY", help="A shipped study (panm/table2), or the file of one.")]
 OutFolder = Annotated[
@@ -38,8 +39,8 @@ NoRun = Annotated[bool, typer.Option("--no-run", help="Run nothing: write tables
 def reproduce_command(
     study: Name,
     overrides: Overrides = None,
-    rows: Annotated[str, typer.Option("--rows", metavar="A,B", help="Run these rows only.")] = "",
-    columns: Annotated[str, typer.Option("--columns", metavar="X,Y", help="Run these columns only.")] = "",
+    rows: Annotated[str, typer.Option("--rows", metavar="A,B", help="These rows only.")] = "",
+    columns: Annotated[str, typer.Option("--columns", metavar="X,Y", help="These columns only.")] = "",
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds; default the study's.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The first of them.")] = 0,
     out: OutFolder = None,
@@ -62,7 +63,8 @@ def reproduce_command(
     if only_list:
         if cells or pack:
             raise UserError("--list shows what is in --out and changes nothing: leave out --cells and --pack")
-        _list(look(study, chosen, seeds=seeds, seed=seed, out=out), as_json)
+        found = look(study, chosen, seeds=seeds, seed=seed, out=out)
+        _list(found, found.states(_words(rows), _words(columns)), as_json)
         return
     failed: dict[str, str] = {}
     with terminal.reporting(_how_to_go_on) as reporter:
@@ -108,8 +110,7 @@ def _print(found: Reproduction, pack: Path | None, as_json: bool) -> None:
         terminal.console().print(f"packed: {escape(found.packed)}", soft_wrap=True)
 
 
-def _list(found: Reproduction, as_json: bool) -> None:
-    states = found.states()
+def _list(found: Reproduction, states: list[tuple[Cell, str]], as_json: bool) -> None:
     if as_json:
         listed = [
             {"row": c.row, "column": c.column, "seed": c.seed, "state": state, "folder": str(found.paths[c.name])}
@@ -117,7 +118,7 @@ def _list(found: Reproduction, as_json: bool) -> None:
         ]
         terminal.print_json({"cells": listed})
         return
-    width = max(len(cell.name) for cell, _ in states)
+    width = max((len(cell.name) for cell, _ in states), default=0)
     for cell, state in states:
         print(f"{cell.name:<{width}}  {state:<10}  {found.paths[cell.name]}")
     runs = {found.paths[cell.name]: state for cell, state in states}
