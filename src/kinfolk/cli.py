@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -19,6 +19,9 @@ from kinfolk.commands.reproduce import reproduce_command
 from kinfolk.commands.terminal import Device, File, Json, Out, Overrides, Seed
 from kinfolk.errors import known_failure
 from kinfolk.version import __version__
+
+if TYPE_CHECKING:
+    from kinfolk.runs.folder import RunFolder
 
 app = typer.Typer(
     help="Personalized peer-to-peer federated learning: every client trains its own model and learns with its kin.",
@@ -196,14 +199,14 @@ def _show(path: Path) -> None:
         console.print(comparison_table(_facts(path)["rows"], str(path)))
         return
     folder = RunFolder.open(path)
-    facts, config = folder.facts(), folder.config()
-    title = f"{config['name']}, {config['method']['name']}, seed {config['run']['seed']} ({folder.status()})"
-    console.print(run_table(folder.metrics(), title))
+    facts, rows = folder.facts(), folder.evaluations()
+    name, method, seed = _names(folder)
+    console.print(run_table(rows, f"{name}, {method}, seed {seed} ({folder.status()})"))
     console.print(
         f"{escape(str(path))}: kinfolk {facts['version']}, torch {facts['torch']}, {facts['device']}", soft_wrap=True
     )
-    console.print(f"made by: {escape(facts['command'])}", soft_wrap=True)
-    if (rows := folder.metrics()) and "privacy" in rows[-1]:
+    console.print(f"made by: {escape(str(facts['command']))}", soft_wrap=True)
+    if rows and "privacy" in rows[-1]:
         console.print(escape(rows[-1]["privacy"]), soft_wrap=True)
     if folder.status().state != "finished":
         console.print(f"go on with: kinfolk resume {escape(str(path))}", soft_wrap=True)
@@ -215,8 +218,17 @@ def _draw(run: Path, facts: dict[str, Any], path: Path) -> None:
     from kinfolk.runs.folder import RunFolder
 
     folders = {name: [Path(p) for p in paths] for name, paths in facts.get("runs", {run.name: [run]}).items()}
-    name = RunFolder.open(next(iter(folders.values()))[0]).config()["name"]
+    name, _, _ = _names(RunFolder.open(next(iter(folders.values()))[0]))
     curves_picture(folders, path, f"{name}: accuracy over rounds")
+
+
+def _names(folder: RunFolder) -> tuple[str, str, int]:
+    """What a run is called: the name of its experiment, its method and its seed."""
+    config = folder.config()
+    try:
+        return config["name"], config["method"]["name"], config["run"]["seed"]
+    except (KeyError, TypeError):
+        raise UserError(f"{folder.path / 'config.toml'} is damaged: it lacks name, method.name or run.seed") from None
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -234,7 +246,7 @@ def _facts(path: Path) -> dict[str, Any]:
         "rounds": status.rounds,
         "config": folder.config(),
         "made_by": folder.facts(),
-        "metrics": folder.metrics(),
+        "metrics": folder.evaluations(),
         "clients": folder.clients(),
         "summary": folder.summary() if status.state == "finished" else None,
     }

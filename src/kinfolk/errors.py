@@ -1,6 +1,7 @@
 """The one exception a user sees: what is wrong, where, and what would be right, in one line."""
 
 import errno
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -26,6 +27,8 @@ def known_failure(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"disk is full{f' while writing {error.filename}' if error.filename else ''}"
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
+        return f"{error.filename}: {os.strerror(error.errno)}"
     torch = sys.modules.get("torch")  # not imported for this: without it nothing of its kind has happened
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return "the GPU is out of memory: train fewer clients at once (run.chunk=8), or use a smaller batch"

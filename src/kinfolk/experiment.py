@@ -31,6 +31,7 @@ from kinfolk.models import Factory
 from kinfolk.peers.reach import Network
 from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder, free_path
+from kinfolk.runs.graph import MERGED
 from kinfolk.settings import among, peer_counts
 from kinfolk.stopping import interruptible
 from kinfolk.warmup import WarmUp
@@ -183,6 +184,8 @@ def _go_on(config: Config, engine: engines.Engine, opened: RunFolder, observer: 
     accounts = engines.accounts(engine)
     for account in accounts if done < config.run.rounds else ():
         account.refuse(done + 1, accounts)
+    if opened.status().state == "finished" and not (opened.path / MERGED).is_file():
+        observer.notice(f"{opened.path} has no {MERGED}: who mixed with whom up to round {done} is lost")
     opened.extend(config.run.rounds)  # only now: a finished run that cannot go on stays finished
     opened.rewind(done)
     return _rounds(config, engine, opened, done, seconds, observer)
@@ -381,7 +384,8 @@ def _rounds(
     promise = records.privacy(engine)
     if promise:
         observer.notice(promise["privacy"]["statement"])
-    folder.finish({**records.summary(folder.metrics(), config), **promise, "warm_up_seconds": warm_up.seconds(total)})
+    summary = records.summary(folder.evaluations(), config)
+    folder.finish({**summary, **promise, "warm_up_seconds": warm_up.seconds(total)})
     result = read_result(folder.path)
     observer.finished(result)
     return result

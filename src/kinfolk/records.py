@@ -13,6 +13,7 @@ import torch
 from kinfolk import engines, metrics
 from kinfolk.config import Config
 from kinfolk.data.federation import Federation, Part
+from kinfolk.errors import UserError
 from kinfolk.findings import Results
 
 
@@ -210,6 +211,10 @@ def strangers(engine: engines.Engine) -> list[dict[str, Any]]:
 
 def summary(history: list[dict[str, Any]], config: Config) -> dict[str, Any]:
     """The last row of metrics, and the best."""
+    if not history:  # resumed after its last round
+        raise UserError(
+            "metrics.jsonl is gone and no round is left to evaluate: add some with `kinfolk resume RUN --rounds N`"
+        )
     best = _best(history, "accuracy")
     everywhere = {}
     if "global_accuracy" in history[-1]:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from kinfolk.errors import UserError
 from kinfolk.report.curves import _apart, curves_picture
+from kinfolk.runs.folder import EVALUATED
 
 
 def folder(name: str, accuracy: list[float | None]) -> list[Path]:
@@ -20,7 +21,8 @@ def folder(name: str, accuracy: list[float | None]) -> list[Path]:
     path = Path(name)
     path.mkdir()
     (path / "config.toml").write_text("[kinfolk]\n", encoding="utf-8")
-    rows = [{"round": t, "accuracy": value} for t, value in enumerate(accuracy, start=1)]
+    rest = dict.fromkeys(EVALUATED)
+    rows = [{**rest, "round": t, "accuracy": value} for t, value in enumerate(accuracy, start=1)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return [path]
 

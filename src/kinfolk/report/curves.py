@@ -41,7 +41,7 @@ def curves_picture(runs: Mapping[str, Sequence[Path]], path: Path, title: str) -
     axes = figure.add_subplot()
     ends: list[End] = []
     for number, (label, folders) in enumerate(runs.items()):
-        histories = [RunFolder.open(folder).metrics() for folder in folders]
+        histories = [RunFolder.open(folder).evaluations() for folder in folders]
         length = min(len(history) for history in histories)
         if not length:
             continue

@@ -42,6 +42,7 @@ from kinfolk.version import __version__
 
 CONFIG, METRICS, CLIENTS, SUMMARY = "config.toml", "metrics.jsonl", "clients.csv", "summary.json"
 COMPARISON = "comparison.json"  # of a folder of runs
+EVALUATED = ("round", "accuracy", "worst10", "before_mixing", "models_received", "bytes_received", "seconds")
 NEW_CLIENTS = "new_clients.csv"
 DOMAINS = "domains.json"  # as FedCG calls it
 REACHABLE, AWAY = "reachable.csv", "away.csv"  # as `peers` calls them
@@ -157,6 +158,15 @@ class RunFolder:
             rows.append(row)
         return rows
 
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The metrics, each with what every row has that an engine has written."""
+        rows = self.metrics()
+        for number, row in enumerate(rows, start=1):
+            for key in EVALUATED:
+                if key not in row:
+                    raise UserError(f"{self.path / METRICS} is damaged in line {number}: it has no '{key}'")
+        return rows
+
     def append_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add what the method noted in some rounds (see `RoundLog`). On the disk when this returns."""
         with self._writing(self._rounds.path):
@@ -211,7 +221,10 @@ class RunFolder:
         return from_csv(path.read_bytes().decode()) if path.exists() else []
 
     def status(self) -> Status:
-        rounds = int(self._toml().get("run", {}).get("rounds", 0))
+        run = self._toml().get("run")
+        rounds = run.get("rounds", 0) if isinstance(run, dict) else 0
+        if not isinstance(rounds, int):
+            raise UserError(f"{self.path / CONFIG} is damaged: 'run.rounds' = {rounds!r} is not a number")
         if (self.path / SUMMARY).exists():
             return Status("finished", rounds, rounds)
         return Status("unfinished", max(checkpoint.rounds(self.checkpoints), default=0), rounds)
