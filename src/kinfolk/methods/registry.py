@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from importlib.metadata import entry_points
@@ -53,6 +54,7 @@ class Method(Protocol):
 M = TypeVar("M")
 _METHODS: dict[str, type[Any]] = {}
 _plugins_loaded = False
+_broken: list[str] = []  # plugins that could not be loaded, and why
 
 
 def register(name: str) -> Callable[[type[M]], type[M]]:
@@ -80,7 +82,7 @@ def find(name: str) -> type[Any]:
     """The method class called `name`."""
     _load_plugins()
     if name not in _METHODS:
-        raise UserError(f"unknown method '{name}': {nearest(name, _METHODS)}")
+        raise UserError("; ".join([f"unknown method '{name}': {nearest(name, _METHODS)}", *_broken]))
     return _METHODS[name]
 
 
@@ -96,9 +98,16 @@ def summary(cls: type) -> str:
 
 
 def _load_plugins() -> None:
-    """Packages that declare an entry point in the group `kinfolk.methods` register on import."""
+    """Packages that declare an entry point in the group `kinfolk.methods` register on import; one that fails is told
+    of, and everything else works."""
     global _plugins_loaded
     if not _plugins_loaded:
         _plugins_loaded = True
         for entry in entry_points(group="kinfolk.methods"):
-            entry.load()
+            try:
+                entry.load()
+            except (Exception, SystemExit) as error:
+                package = f" of package {entry.dist.name}" if entry.dist else ""
+                reason = " ".join([f"{type(error).__name__}:", *str(error).split()])  # in one line
+                _broken.append(f"the plugin '{entry.name}'{package} cannot be loaded: {reason}")
+                print(f"note: {_broken[-1]}", file=sys.stderr)
