@@ -38,6 +38,12 @@ RUN = {
     "unknown section": ("runs.rounds=3", ["unknown section 'runs'", "did you mean 'run'?"]),
     "unknown key of a method": ("method.neighbours=3", ["'method.neighbours'", "did you mean 'neighbors'?"]),
     "unknown key of a split": ("data.split.cluster=3", ["'data.split.cluster'", "did you mean 'clusters'?"]),
+    "key of a split without settings": (
+        "data.split={kind='iid', foo=1}",
+        ["'data.split.foo': what [data.split] names has no settings"],
+    ),
+    "key of a rule without settings": ("aggregation.foo=1", ["what [aggregation] names has no settings"]),
+    "key of a method without settings": ("method={name='local', foo=1}", ["what [method] names has no settings"]),
     "section that is a number": ("run=3", ["'run' = 3", "[run]"]),
     "key below a key": ("run.rounds.x=3", ["'rounds' is not a section"]),
     "wrong type": ("run.rounds=many", ["'run.rounds' = 'many'", "valid integer"]),

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import tomli_w
 
+import kinfolk
 from conftest import tiny_experiment
 from kinfolk import methods
 from kinfolk.config import Config, locate, read, resolve, shipped
 from kinfolk.data.partition import SPLITS
 from kinfolk.errors import UserError
+from tiny_study import Ran
 
 
 def write(path: Path, **sections: Any) -> Path:
@@ -210,3 +212,30 @@ def test_another_run_section_keeps_the_rest_and_is_checked() -> None:
     assert config.with_run(seed=5).run.checkpoint_every == 2
     with pytest.raises(UserError, match=r"'run.seed' = -1: must be at least 0"):
         config.with_run(seed=-1)
+
+
+def test_a_file_may_begin_with_the_mark_of_a_windows_editor() -> None:
+    plain, marked = write(Path("plain.toml")), Path("marked.toml")
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    assert read(marked).sections() == read(plain).sections()
+
+
+# -- settings that do nothing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "notices"),
+    [
+        ({}, []),
+        ({"engine": "sharded", "shards": 4}, []),
+        ({"watch": [0], "watch_all": True, "watch_rounds": [1]}, []),
+        ({"shards": 4}, ["run.shards = 4 is ignored: run.engine = 'sharded' is what uses it"]),
+        ({"engine": "sharded", "shards": 9}, ["run.shards = 9, but there are only 8 clients: using 8"]),
+        ({"watch_all": True}, ["run.watch_all is ignored: run.watch names no client"]),
+        ({"watch_rounds": [1]}, ["run.watch_rounds is ignored: run.watch names no client"]),
+    ],
+)
+def test_settings_of_the_run_that_do_nothing_are_told_of(run: dict[str, Any], notices: list[str]) -> None:
+    seen = Ran()
+    kinfolk.run(tiny_experiment(run={"rounds": 1, **run}, method={"name": "panm"}), observer=seen)
+    assert [text for text in seen.notices if "run." in text] == notices

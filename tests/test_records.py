@@ -1,5 +1,6 @@
 """Rows of metrics: what a method costs by its formula, and how many vectors of a model's size really travelled."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from conftest import tiny_experiment
 from kinfolk import methods
 from kinfolk.matching import cost
 from kinfolk.records import nominal
+from tiny_study import Ran
 
 
 def make(name: str, **settings: Any) -> Any:
@@ -126,3 +128,30 @@ def test_always_answering_the_most_frequent_label_is_a_line_beside_accuracy() ->
     assert 0.3 < result.summary["constant_accuracy"] < 0.8
     pooled = kinfolk.run({**settings, "method": {"name": "centralized"}}, out="b")
     assert "constant_accuracy" not in pooled.summary  # all records are in one place
+
+
+def told(**sections: Any) -> list[str]:
+    """What a run has to say of models that went astray."""
+    seen = Ran()
+    kinfolk.run(tiny_experiment(**sections), out="a", observer=seen)
+    return [text for text in seen.notices if "finite" in text]
+
+
+def test_models_that_went_astray_are_counted_at_the_end() -> None:
+    put_back = "a: models were not finite in 32 of 32 client-rounds and were put back: a smaller training.lr may help"
+    assert told(training={"lr": 1e30}) == [put_back]
+
+
+def test_where_no_model_goes_astray_nothing_is_said() -> None:
+    assert told() == []
+
+
+def test_attackers_whose_models_are_refused_are_not_counted() -> None:
+    assert told(faults={"attackers": 0.25, "attack": "nan"}) == []
+    row = kinfolk.experiment.read_result(Path("a")).summary  # type: ignore[attr-defined]
+    assert row["quarantined"] == 2 * 4
+
+
+def test_honest_clients_that_go_astray_among_attackers_are_counted() -> None:
+    (said,) = told(faults={"attackers": 0.25, "attack": "nan"}, training={"lr": 1e30})
+    assert said.startswith("a: honest clients' models were not finite in 24 of 24 client-rounds")

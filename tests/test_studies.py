@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from kinfolk import pictures
-from kinfolk.config import read, shipped
+from kinfolk.config import is_study, read, shipped
 from kinfolk.data.partition.tasks import Alpha
 from kinfolk.errors import UserError
 from kinfolk.reproduce import cell_name, look
@@ -49,6 +49,12 @@ def _a_tiny_experiment() -> None:
 
 
 # -- the file ----------------------------------------------------------------------------------------------------
+
+
+def test_a_study_may_begin_with_the_mark_of_a_windows_editor() -> None:
+    Path("mine.toml").write_bytes(b"\xef\xbb\xbf" + tomli_w.dumps(tiny_study()).encode())
+    assert is_study(Path("mine.toml"))
+    assert read_study("mine.toml").study == "tiny"
 
 
 def test_a_cell_has_the_settings_of_the_study_then_its_column_then_its_row_then_the_command_line() -> None:

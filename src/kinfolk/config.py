@@ -70,6 +70,18 @@ class Run:
     watch_rounds: list[int] = setting([], "rounds in which they are watched; []: every evaluated round", ge=1)
     watch_all: bool = setting(False, "compare the watched with all they can reach, as only an observer could")
 
+    def notices(self, clients: int) -> list[str]:
+        """What of these settings does nothing in a run of so many clients."""
+        found = []
+        if self.engine != "sharded" and self.shards != Run.shards:
+            found.append(f"run.shards = {self.shards} is ignored: run.engine = 'sharded' is what uses it")
+        if self.engine == "sharded" and self.shards > clients:
+            found.append(f"run.shards = {self.shards}, but there are only {clients} clients: using {clients}")
+        if not self.watch and (self.watch_all or self.watch_rounds):
+            name = "watch_all" if self.watch_all else "watch_rounds"
+            found.append(f"run.{name} is ignored: run.watch names no client")
+        return found
+
 
 @dataclass(frozen=True)
 class Config:
@@ -150,6 +162,7 @@ HOW = (
     *("rounds", "evaluate_every", "checkpoint_every", "engine", "shards", "device", "chunk"),
     *("watch", "watch_rounds", "watch_all"),
 )
+UTF8 = "utf-8-sig"  # with or without the mark that Windows' Notepad puts first
 PLAIN = {"bool": bool, "int": int, "float": float, "str": str}  # annotations of model options that are checked
 TABLES = ("data", "model", "training", "method", "peers", "faults", "aggregation", "run")
 SECTIONS = {"name": str} | dict.fromkeys(TABLES, dict)
@@ -167,7 +180,7 @@ def read(source: str | Path | dict[str, Any], overrides: Iterable[str] = (), *mo
         path = locate(source)
         name = path.stem
         try:
-            sections = tomllib.loads(path.read_text(encoding="utf-8"))
+            sections = tomllib.loads(path.read_text(encoding=UTF8))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{path} is not valid TOML: {error}") from None
         except OSError as error:
@@ -261,7 +274,7 @@ def shipped() -> dict[str, Path]:
 
 def is_study(path: Path) -> bool:
     """Whether a file describes many runs (see `studies.py`): its key `study` begins a line."""
-    return any(line.startswith("study =") for line in path.read_text(encoding="utf-8").splitlines())
+    return any(line.startswith("study =") for line in path.read_text(encoding=UTF8).splitlines())
 
 
 def shipped_files() -> dict[str, Path]:

@@ -18,7 +18,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"
-    return "known: " + ", ".join(known)
+    return "known: " + (", ".join(known) or "none")
 
 
 def known_failure(error: Exception) -> str | None:

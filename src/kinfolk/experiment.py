@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,10 +245,10 @@ def load_split(config: Config) -> tuple[Dataset, Split]:
     return dataset, split
 
 
-def load_federation(config: Config) -> Federation:
-    """The clients' data of an experiment."""
+def load_federation(config: Config, notice: Callable[[str], None] = lambda text: None) -> Federation:
+    """The clients' data of an experiment; `notice` hears of what will take long."""
     dataset, split = load_split(config)
-    return inputs.federation(dataset, split, config.data.scale, config.data.features, config.data.norm)
+    return inputs.federation(dataset, split, config.data.scale, config.data.features, config.data.norm, notice)
 
 
 def _prepare(
@@ -260,9 +260,7 @@ def _prepare(
     kept: Path | None = None,
 ) -> tuple[engines.Parts, Config]:
     """What the engine is built from; `kept` is the run folder, once there is one, with its copies of files."""
-    if data is None and (said := inputs.notice(config.data.name, config.data.features)):
-        observer.notice(said)
-    federation = load_federation(config) if data is None else data
+    federation = load_federation(config, observer.notice) if data is None else data
     if config.data.global_test is not None and federation.common is None:
         raise UserError("data.global_test: your own data need `common`, test samples for all (Federation.from_arrays)")
     if (config.data.new_clients or config.data.validation_clients) and data is not None:
@@ -273,7 +271,7 @@ def _prepare(
     network, more = _network(config, federation.clients, kept)
     notices += more
     federation, rule, attack, more = threats.prepare(config, federation)
-    notices += more
+    notices += more + config.run.notices(federation.clients)
     if hasattr(config.method, "notices"):
         notices += config.method.notices(config.run.rounds)
     if federation.newcomers is not None and not meets_others(config.method):
@@ -381,6 +379,8 @@ def _rounds(
     if strangers := records.strangers(engine):
         folder.write_new_clients(strangers)
     folder.keep(records.files(engine))
+    if (astray := records.diverged(results, known, total)) is not None:
+        observer.notice(f"{folder.path}: {astray}")
     promise = records.privacy(engine)
     if promise:
         observer.notice(promise["privacy"]["statement"])

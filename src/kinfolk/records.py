@@ -200,6 +200,19 @@ def files(engine: engines.Engine) -> dict[str, Any]:
     return kept
 
 
+def diverged(results: Results, truth: Truth, rounds: int) -> str | None:
+    """What to say where honest clients' models went astray in `rounds` rounds; attackers' are meant to be refused."""
+    honest = truth.honest
+    times = results.quarantined if honest is None else results.quarantined[honest]
+    if not times.any():
+        return None
+    whose = "" if honest is None else "honest clients' "
+    return (
+        f"{whose}models were not finite in {times.sum():,} of {rounds * times.size:,} client-rounds and were put back: "
+        "a smaller training.lr may help"
+    )
+
+
 def strangers(engine: engines.Engine) -> list[dict[str, Any]]:
     """A row for every client that never trains."""
     return [

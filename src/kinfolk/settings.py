@@ -44,7 +44,8 @@ def build(cls: type[T], values: dict[str, Any], where: str) -> T:
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
-            raise UserError(f"unknown key '{where}.{key}': {nearest(key, fields)}")
+            hint = nearest(key, fields) if fields else f"what [{where}] names has no settings"
+            raise UserError(f"unknown key '{where}.{key}': {hint}")
     types = _hints(cls)  # type: ignore[arg-type]
     checked: dict[str, Any] = {}
     for name, field in fields.items():

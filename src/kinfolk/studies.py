@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk import measures
-from kinfolk.config import Config, is_study, read, shipped, shipped_files
+from kinfolk.config import UTF8, Config, is_study, read, shipped, shipped_files
 from kinfolk.errors import UserError, nearest
 from kinfolk.settings import build, setting
 
@@ -140,7 +140,7 @@ def shipped_studies() -> dict[str, Path]:
 
 def _parse(path: Path, source: str | Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding=UTF8))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:

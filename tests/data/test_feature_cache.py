@@ -212,6 +212,12 @@ def test_the_wait_is_announced_once(digits: Dataset, tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_refused_is_refused_before_the_wait_is_announced(digits: Dataset, command: Command) -> None:
+    ended = command("run", "digits", "data.features=scattering")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "cannot be used with a split that turns them" in ended.message
+
+
 def test_pixels_by_default_and_earlier_runs_are_the_same_experiment() -> None:
     config = read(tiny_experiment())
     assert config.data.features is None
