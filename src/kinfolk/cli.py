@@ -17,7 +17,7 @@ from kinfolk.commands.data import data_app
 from kinfolk.commands.export import export_command
 from kinfolk.commands.reproduce import reproduce_command
 from kinfolk.commands.terminal import Device, File, Json, Out, Overrides, Seed
-from kinfolk.errors import known_failure
+from kinfolk.errors import UserError, known_failure
 from kinfolk.version import __version__
 
 if TYPE_CHECKING:
