@@ -83,12 +83,6 @@ def test_a_file_of_a_run_that_may_not_be_read_is_one_line(
     assert (ended.code, ended.err) == (2, f"kinfolk: here/{name}: Permission denied\n")
 
 
-def test_a_comparison_without_its_rows_is_one_line(command: Command) -> None:
-    Path("both").mkdir()
-    Path("both/comparison.json").write_text("{}", encoding="utf-8")
-    assert command("show", "both").message == "both/comparison.json is damaged: it has no rows and runs"
-
-
 def test_a_graph_that_is_gone_is_told_of_when_the_run_goes_on(command: Command, here: Path) -> None:
     told = "here has no graph.npz: who mixed with whom up to round 2 is lost"
     assert told not in command("resume", "here", "--rounds", "3").err
