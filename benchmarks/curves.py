@@ -22,11 +22,12 @@ from machine import RESULTS, keep
 
 import kinfolk
 from kinfolk import Federation, bench
+from kinfolk.assembly import load_federation
 from kinfolk.cohort import cohort as cohorts
 from kinfolk.cohort.program import Derived
 from kinfolk.config import read
 from kinfolk.errors import UserError
-from kinfolk.experiment import find_device, load_federation
+from kinfolk.experiment import find_device
 
 SIZES = {"cuda": (100, 100), "cpu": (10, 12)}  # clients, rounds
 

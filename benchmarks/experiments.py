@@ -26,12 +26,13 @@ from machine import RESULTS, keep
 
 import kinfolk
 from kinfolk import Federation, Observer
+from kinfolk.assembly import load_federation
 from kinfolk.cohort.cohort import SHORT, Cohort
 from kinfolk.cohort.memory import kept
 from kinfolk.config import Config, read
 from kinfolk.engines import Shard
 from kinfolk.errors import UserError
-from kinfolk.experiment import CHECKPOINT_SECONDS, find_device, load_federation
+from kinfolk.experiment import CHECKPOINT_SECONDS, find_device
 from kinfolk.runs import checkpoint
 
 EXPERIMENTS = {"fmnist": (1, 28, 28), "cifar10": (3, 32, 32)}

@@ -33,7 +33,7 @@ def test_a_run_keeps_the_mean_image_of_every_label_in_every_domain() -> None:
     found = read_portraits(kinfolk.run(settings, out="a").folder)
     assert found.labels == list(range(10))
     assert found.images.shape == (4, 10, 8, 8)
-    part = kinfolk.experiment.load_federation(kinfolk.config.resolve(settings)).newcomers
+    part = kinfolk.load_federation(kinfolk.config.resolve(settings)).newcomers
     assert part is not None
     assert part.domains is not None
     means = np.zeros((4, 10, 8, 8))

@@ -29,11 +29,11 @@ MAY_IMPORT = {
     "measures": {"experiment"},
     "studies": {"config", "measures"},
     "pictures": {"studies", "measures", "experiment", "matching", "report", "runs"},
-    "carry": {"studies", "pictures", "measures", "config", "experiment", "runs"},
+    "carry": {"assembly", "studies", "pictures", "measures", "config", "experiment", "runs"},
     "worker": {"cohort.room", "comparison", "config", "experiment"},
     "parallel": {"data", "experiment", "stopping", "studies"},
     "reproduce": {
-        *("carry", "studies", "pictures", "measures", "parallel", "comparison", "config", "experiment"),
+        *("assembly", "carry", "studies", "pictures", "measures", "parallel", "comparison", "config", "experiment"),
         *("report", "runs", "stopping"),
     },
     "visits": {"cohort", "peers"},
@@ -45,12 +45,16 @@ MAY_IMPORT = {
     "records": {"config", "data", "engines", "findings", "metrics"},
     "logbook": {"engines", "findings", "metrics", "parcel", "records", "runs"},
     "origins": {"cohort.layout", "config", "data", "models", "runs"},
+    "assembly": {"config", "engines", "threats", "models", "cohort", "data", "peers"},
     "experiment": {
-        *("config", "engines", "logbook", "origins", "records", "stopping", "threats", "warmup"),
-        *("models", "cohort", "data", "peers", "runs"),
+        *("assembly", "config", "engines", "logbook", "origins", "records", "stopping", "warmup"),
+        *("models", "cohort", "data", "runs"),
     },
-    "exporting": {"config", "experiment", "models", "cohort", "data", "runs"},
-    "comparison": {"config", "experiment", "data", "methods", "metrics", "models", "origins", "runs", "stopping"},
+    "exporting": {"assembly", "config", "models", "cohort", "data", "origins", "runs"},
+    "comparison": {
+        *("assembly", "config", "experiment", "data", "methods", "metrics", "models", "origins", "runs", "stopping"),
+        "cohort.layout",
+    },
     "progress": {"config", "experiment", "parallel"},
 }
 FREE = {"__init__", "__main__", "cli", "commands"}  # the public surface and the command line may use everything

@@ -13,7 +13,7 @@ import torch
 
 import kinfolk
 from conftest import tiny_experiment
-from kinfolk import engines, experiment
+from kinfolk import assembly, engines, experiment
 from kinfolk.config import read
 from kinfolk.engines import InProcessEngine
 from kinfolk.logbook import Logbook
@@ -304,12 +304,10 @@ def test_ctrl_c_while_a_parcel_is_waited_for_loses_nothing(monkeypatch: pytest.M
 
 def test_results_are_of_their_own_round_however_late_they_are_looked_at() -> None:
     """What is counted up in place, round by round, is copied when its round is taken."""
-    parts, config = experiment._prepare(
-        read(tiny_experiment(method=PANM)), torch.device("cpu"), None, None, kinfolk.Observer()
-    )
+    parts, config = assembly.prepare(read(tiny_experiment(method=PANM)), torch.device("cpu"), None, None, print)
     found: dict[bool, list[dict[str, np.ndarray]]] = {}
     for packed in (False, True):
-        engine, taken = experiment._engine(parts, config), []
+        engine, taken = assembly.engine_of(parts, config), []
         for t in range(1, 7):
             engine.step(t, True)
             engine.shards[0].quarantined += 1

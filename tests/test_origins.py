@@ -123,6 +123,28 @@ def test_a_run_is_not_gone_on_with_with_another_net() -> None:
     assert kinfolk.resume("own", rounds=3, model=factory(4, 7)).summary["round"] == 3
 
 
+def test_a_comparison_on_an_own_model_takes_only_runs_of_that_net() -> None:
+    first = kinfolk.compare(sections(), ["random"], model=factory(4, 7), out="c")
+    assert kinfolk.compare(sections(), ["random"], model=factory(4, 7), out="c").rows == first.rows
+    before = content("c")
+    with pytest.raises(UserError, match=r"models in c/local-seed0 is \[4, 64\].*: choose another --out"):
+        kinfolk.compare(sections(), ["random"], model=factory(1, 25), out="c")
+    with pytest.raises(UserError, match="c/local-seed0 was run with model of your own"):
+        kinfolk.compare(sections(), ["random"], out="c")
+    assert content("c") == before
+
+
+def test_only_the_runs_own_data_and_model_are_exported_with_it(tmp_path: Path) -> None:
+    kinfolk.run(sections(), data=OWN, out="own")
+    to = tmp_path / "model.safetensors"
+    with pytest.raises(UserError, match=r"own was run with data of your own: call kinfolk\.export\("):
+        kinfolk.export("own", to, client=0)
+    with pytest.raises(UserError, match="own was run with other data: as many clients, but not the same samples"):
+        kinfolk.export("own", to, client=0, data=OTHERS["other samples"][0])
+    assert not to.exists()
+    kinfolk.export("own", to, client=0, data=OWN)
+
+
 def test_a_model_is_not_taken_out_into_a_net_of_another_kind() -> None:
     result = kinfolk.run(sections(), out="a")
     for module in (nn.Linear(64, 10), net(64, 16, 10, 10)):

@@ -18,13 +18,14 @@ if "OMP_WAIT_POLICY" not in os.environ:
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 if TYPE_CHECKING:
+    from kinfolk.assembly import load_federation
     from kinfolk.cohort.cohort import Cohort
     from kinfolk.cohort.training import Training
     from kinfolk.comparison import Comparison, compare
     from kinfolk.config import Config
     from kinfolk.data.federation import Federation
     from kinfolk.errors import UserError
-    from kinfolk.experiment import Interrupted, Observer, Result, load_federation, resume, run
+    from kinfolk.experiment import Interrupted, Observer, Result, resume, run
     from kinfolk.exporting import export
     from kinfolk.methods.registry import register, shared
     from kinfolk.peers.base import Peers, Pool
@@ -45,7 +46,7 @@ _HOMES = {
     "UserError": "errors",
     "compare": "comparison",
     "export": "exporting",
-    "load_federation": "experiment",
+    "load_federation": "assembly",
     "register": "methods.registry",
     "resume": "experiment",
     "run": "experiment",

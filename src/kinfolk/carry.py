@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk import measures, pictures
+from kinfolk.assembly import clip
 from kinfolk.config import Config, resolve
 from kinfolk.errors import UserError
-from kinfolk.experiment import Result, clip, read_result
+from kinfolk.experiment import Result, read_result
 from kinfolk.runs.files import explained
 from kinfolk.runs.folder import CONFIG, RunFolder
 from kinfolk.runs.pack import Pack, opened, unpack

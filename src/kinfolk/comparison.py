@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from kinfolk import origins
+from kinfolk.assembly import clip, load_federation, prepare
+from kinfolk.cohort.layout import Layout
 from kinfolk.config import Config, read, resolve
 from kinfolk.data.federation import Federation
 from kinfolk.errors import UserError, nearest
-from kinfolk.experiment import Interrupted, Observer, Result, clip, load_federation, read_result, resume, run
+from kinfolk.experiment import Interrupted, Observer, Result, read_result, resume, run
 from kinfolk.methods import find
 from kinfolk.metrics import helped_and_hurt
 from kinfolk.models import Factory
+from kinfolk.runs import checkpoint
 from kinfolk.runs import comparison as table
 from kinfolk.runs.folder import RunFolder, free_path
 from kinfolk.stopping import interruptible
@@ -90,7 +94,7 @@ def compare(
     numbers = [config.run.seed + i for i in range(seeds)] if isinstance(seeds, int) else list(seeds)
     if not numbers or not methods:
         raise UserError("a comparison needs at least one method and one seed")
-    known = _has_clusters(config, data)
+    known = _has_clusters(config, data, observer.notice)
     plan = list(
         dict.fromkeys([*(["local"] if references else []), *methods, *(["oracle"] if references and known else [])])
     )
@@ -136,12 +140,22 @@ def complete(
         raise UserError(f"{path} holds another experiment, of {lengths}: choose another --out")
     origins.refuse_others(found, before, data, model)
     if found.status().state == "finished":
+        if model is not None:
+            _refuse_other_net(found, before, data, model)
         return read_result(path)
     return resume(path, data=data, model=model, device=config.run.device, observer=observer)
 
 
-def _has_clusters(config: Config, data: Federation | None) -> bool:
-    return (load_federation(config) if data is None else data).clusters is not None
+def _refuse_other_net(folder: RunFolder, config: Config, data: Federation | None, model: Factory) -> None:
+    """Of a finished run: one that goes on is looked at where it does."""
+    if checkpoint.rounds(folder.checkpoints):
+        parts, _ = prepare(config, torch.device("cpu"), data, model, lambda text: None, folder.path)
+        hint = "choose another --out for another model"
+        origins.refuse_other_net(folder.path, checkpoint.load(folder.checkpoints), Layout.of(parts.model()), hint)
+
+
+def _has_clusters(config: Config, data: Federation | None, notice: Callable[[str], None]) -> bool:
+    return (load_federation(config, notice) if data is None else data).clusters is not None
 
 
 def _row(method: str, results: list[Result], local: list[Result] | None) -> Row:

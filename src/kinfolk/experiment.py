@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kinfolk import engines, models, origins, records, threats
-from kinfolk.cohort.cohort import initial_model
+from kinfolk import engines, origins, records
+from kinfolk.assembly import engine_of, prepare
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.memory import kept
-from kinfolk.cohort.newcomers import meets_others
 from kinfolk.cohort.room import current
-from kinfolk.cohort.watch import Watching
 from kinfolk.config import Config, fingerprint, read, resolve
-from kinfolk.data import catalog, inputs
 from kinfolk.data.federation import Federation
-from kinfolk.data.formats import Dataset
-from kinfolk.data.partition import Labels, Split, set_apart, turned, with_common_test
 from kinfolk.errors import UserError
 from kinfolk.logbook import Logbook
 from kinfolk.models import Factory
-from kinfolk.peers.reach import Network
 from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder, free_path
 from kinfolk.runs.graph import MERGED
-from kinfolk.settings import among, peer_counts
 from kinfolk.stopping import interruptible
 from kinfolk.warmup import WarmUp
 
@@ -125,8 +118,8 @@ def run(
             config, data=dataclasses.replace(config.data, name=data.name, clients=data.clients)
         )
     with current(device):
-        parts, config = _prepare(config, device, data, model, observer)
-        engine = _engine(parts, config)
+        parts, config = prepare(config, device, data, model, observer.notice)
+        engine = engine_of(parts, config)
         path = free_path(default_folder(config)) if out is None else Path(out)
         facts = {"device": device_name(device), **origins.facts(data, model)}
         with RunFolder.create(path, config.sections(), facts) as folder:
@@ -164,8 +157,8 @@ def resume(
             config = config.with_run(rounds=rounds)
         where = find_device(device or config.run.device)
         with current(where):
-            parts, config = _prepare(config, where, data, model, observer, opened.path)
-            engine = _engine(parts, config)
+            parts, config = prepare(config, where, data, model, observer.notice, opened.path)
+            engine = engine_of(parts, config)
             with engines.accounted(engine, opened.path / PRIVACY, config.about()):
                 return _go_on(config, engine, opened, observer)
 
@@ -220,123 +213,6 @@ def find_device(name: str) -> torch.device:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-# -- building ----------------------------------------------------------------------------------------------------
-
-
-def load_split(config: Config) -> tuple[Dataset, Split]:
-    """The data set of an experiment and who holds which of its samples."""
-    dataset = catalog.shared(config.data.name)
-    labels = Labels(dataset.train.y, dataset.test.y, dataset.classes, dataset.train.user, dataset.test.user)
-    data = config.data
-    outside = (data.validation_clients or 0, data.new_clients or 0)
-    try:
-        split = config.split.divide(labels, data.clients + sum(outside), data.train, data.test, config.run.seed)
-    except UserError as error:
-        if not sum(outside):
-            raise
-        raise UserError(f"{error} (with {sum(outside)} clients that never train among them)") from None
-    split = turned(split, data.rotate, labels.pool.size, config.run.seed)
-    if sum(outside):
-        split = set_apart(split, *outside, config.run.seed)
-    if data.global_test is not None:
-        split = with_common_test(split, labels, data.global_test, config.run.seed)
-    return dataset, split
-
-
-def load_federation(config: Config, notice: Callable[[str], None] = lambda text: None) -> Federation:
-    """The clients' data of an experiment; `notice` hears of what will take long."""
-    dataset, split = load_split(config)
-    return inputs.federation(dataset, split, config.data.scale, config.data.features, config.data.norm, notice)
-
-
-def _prepare(
-    config: Config,
-    device: torch.device,
-    data: Federation | None,
-    model: Factory | None,
-    observer: Observer,
-    kept: Path | None = None,
-) -> tuple[engines.Parts, Config]:
-    """What the engine is built from; `kept` is the run folder, once there is one, with its copies of files."""
-    federation = load_federation(config, observer.notice) if data is None else data
-    if config.data.global_test is not None and federation.common is None:
-        raise UserError("data.global_test: your own data need `common`, test samples for all (Federation.from_arrays)")
-    if (config.data.new_clients or config.data.validation_clients) and data is not None:
-        raise UserError("data.new_clients: your own data bring such clients along: dataclasses.replace(newcomers=...)")
-    for note in federation.notes:
-        observer.notice(note)
-    config, notices = clip(config, federation.clients)
-    network, more = _network(config, federation.clients, kept)
-    notices += more
-    federation, rule, attack, more = threats.prepare(config, federation)
-    notices += more + config.run.notices(federation.clients)
-    if hasattr(config.method, "notices"):
-        notices += config.method.notices(config.run.rounds)
-    if federation.newcomers is not None and not meets_others(config.method):
-        notices.append(f"method '{config.method_name}' has no model for clients that never train: they are left out")
-    for notice in notices:
-        observer.notice(notice)
-    shape = federation.input_shape
-    if hasattr(config.method, "arrange"):
-        federation = config.method.arrange(federation, device)
-    factory = models.find(config.model) if model is None else model
-    options = config.model_options if model is None else {}
-    seed = config.run.seed
-
-    def make() -> nn.Module:
-        if not hasattr(config.method, "wrap"):
-            return models.make(factory, federation.input_shape, federation.classes, options)
-        wrapped: nn.Module = config.method.wrap(models.make(factory, shape, federation.classes, options), shape)
-        return wrapped
-
-    def build() -> nn.Module:
-        return initial_model(make, seed)
-
-    settings = {
-        "training": config.training,
-        "seed": seed,
-        "device": device,
-        "precision": config.run.precision,
-        "chunk": config.run.chunk,
-        "rounds": config.run.rounds,
-    }
-    watching = Watching(tuple(config.run.watch), tuple(config.run.watch_rounds), config.run.watch_all)
-    watching.check(federation.clients)
-    method, faults = config.method, config.faults
-    resident = config.run.resident
-    parts = engines.Parts(federation, build, method, faults, settings, watching, network, rule, attack, resident)
-    if resident == "round" and not parts.lean(build()):
-        why = "in this run all clients have models" if attack is None else "attackers have models of their own"
-        observer.notice(f"run.resident = 'round' is ignored: {why}")
-    return parts, config
-
-
-def _network(config: Config, n: int, kept: Path | None) -> tuple[Network | None, list[str]]:
-    """Who can reach whom (None: everybody), and what the user should know of it."""
-    network, notices = config.peers.network(n, config.run.seed, kept)
-    if network is not None and getattr(config.method, "server", False):
-        return None, [f"method '{config.method_name}' has a server that reaches everybody: [peers] is ignored"]
-    return network, notices
-
-
-def clip(config: Config, n: int) -> tuple[Config, list[str]]:
-    """Nobody has more than n - 1 peers, or can reach more: settings that ask for more are lowered, with a notice."""
-    notices, method, others = list[str](), among(config.method, n), config.peers.most(n)
-    most = max(1, others)  # alone, a client asks for one peer and gets none
-    has = f"only {others} peers: using {most}" if others else "no peer: it trains alone"
-    for name, value in peer_counts(method).items():
-        if value > most:
-            notices.append(f"method.{name} = {value}, but a client has {has}")
-            method = dataclasses.replace(method, **{name: most})
-    return dataclasses.replace(config, method=method), notices
-
-
-def _engine(parts: engines.Parts, config: Config) -> engines.Engine:
-    if config.run.engine == "sharded":
-        return engines.ShardedEngine(parts, config.run.shards)
-    return engines.InProcessEngine(parts)
 
 
 # -- the rounds --------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import safetensors
 from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
-from kinfolk import models
+from kinfolk import models, origins
+from kinfolk.assembly import load_federation
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.layout import Layout
 from kinfolk.config import Config, resolve
@@ -24,7 +25,6 @@ from kinfolk.data import catalog
 from kinfolk.data.federation import Federation, scaling
 from kinfolk.data.projection import directions, unit
 from kinfolk.errors import UserError
-from kinfolk.experiment import load_federation
 from kinfolk.models import Factory
 from kinfolk.models.plain import build, describe, plain
 from kinfolk.runs import checkpoint
@@ -51,10 +51,8 @@ def export(
     if path.exists():
         raise UserError(f"{path} exists already: nothing is written over; name another file")
     folder = RunFolder.open(Path(run))
-    for what, given in (("data", data), ("model", model)):
-        if folder.facts().get(f"custom_{what}") and given is None:
-            raise UserError(f"{run} was run with {what} of your own: call kinfolk.export(..., {what}=...) from Python")
     config = resolve(folder.config())
+    origins.refuse_others(folder, config, data, model, "kinfolk.export")
     saved = checkpoint.load(folder.checkpoints)
     row = _row(saved.tensors, client)
     federation = load_federation(config) if data is None else data

@@ -26,7 +26,9 @@ def facts(data: Federation | None, model: Factory | None) -> dict[str, Any]:
     return {"custom_data": data is not None, "custom_model": model is not None, **known}
 
 
-def refuse_others(folder: RunFolder, config: Config, data: Federation | None, model: Factory | None) -> None:
+def refuse_others(
+    folder: RunFolder, config: Config, data: Federation | None, model: Factory | None, call: str = "kinfolk.resume"
+) -> None:
     """Data and a model of the user's own must be given for a run that has them, the same data, and for no other run.
 
     Of a model that cannot be known here; its shapes are looked at beside the checkpoint.
@@ -35,9 +37,7 @@ def refuse_others(folder: RunFolder, config: Config, data: Federation | None, mo
     for what, given in (("data", data), ("model", model)):
         own = bool(made.get(f"custom_{what}"))
         if own and given is None:
-            raise UserError(
-                f"{folder.path} was run with {what} of your own: call kinfolk.resume(..., {what}=...) from Python"
-            )
+            raise UserError(f"{folder.path} was run with {what} of your own: call {call}(..., {what}=...) from Python")
         if not own and given is not None:
             name = config.data.name if what == "data" else config.model
             raise UserError(f"{folder.path} was run with the {what} '{name}', not with your own")

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk import carry, measures, parallel, pictures
+from kinfolk.assembly import clip
 from kinfolk.comparison import complete
 from kinfolk.config import Config, resolve
 from kinfolk.errors import UserError, nearest
-from kinfolk.experiment import Interrupted, Observer, Result, clip, find_device, read_result
+from kinfolk.experiment import Interrupted, Observer, Result, find_device, read_result
 from kinfolk.report.published import Entry, csv_rows, table
 from kinfolk.runs import pack as packs
 from kinfolk.runs.files import explained, write_atomically

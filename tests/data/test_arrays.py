@@ -101,6 +101,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "fractions as labels": (lambda: of(X, Y + 0.5), r"client 0 train: labels such as 0\.5, whole numbers from 0 on"),
     "NaN as a label": (lambda: of(X, np.where(Y, Y, np.nan)), "labels such as nan"),
     "names as labels": (lambda: of(X, Y.astype(str)), "labels of type <U21, real numbers"),
+    "numbers as labels": (
+        lambda: of(X, Y + 10**12),
+        "labels run up to 1,000,000,000,00.: number them",
+    ),
     "one label for all": (lambda: of(X, 1), r"\[6, 4\] inputs but \[\] labels"),
     "a number for all": (lambda: Federation.from_arrays([(1.0, 1)], [PAIR]), r"\[\] inputs but \[\] labels"),
     "triples": (lambda: Federation.from_arrays([(X, Y, Y)], [PAIR]), "client 0 train is 3 things: a pair .*arrays is"),

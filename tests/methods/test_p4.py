@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import kinfolk
 from conftest import make_federation, tiny_experiment
 from kinfolk import engines
+from kinfolk.assembly import clip
 from kinfolk.cohort.cohort import initial_model
 from kinfolk.cohort.training import Training
 from kinfolk.data.federation import Federation
 from kinfolk.errors import UserError
-from kinfolk.experiment import clip, resume
+from kinfolk.experiment import resume
 from kinfolk.methods.dp_fedavg import RATE
 from kinfolk.methods.p4 import DISTILLING_RATE, P4, State
 from kinfolk.methods.private import RATES, account

@@ -107,8 +107,8 @@ def data_split(
     """Show who would hold what: a table, and a picture of clients × classes."""
     import torch
 
+    from kinfolk.assembly import load_split
     from kinfolk.data.federation import Federation
-    from kinfolk.experiment import load_split
     from kinfolk.report.split import split_picture, split_table
 
     config = terminal.read(file, overrides, seed, None)

@@ -19,6 +19,8 @@ from kinfolk.data.formats import Dataset
 from kinfolk.data.partition import Split, exchange, rotate
 from kinfolk.errors import UserError
 
+MANY_CLASSES = 100_000  # a label beyond is taken for a number of another kind unless `classes` says so
+
 
 @dataclass(frozen=True)
 class Part:
@@ -177,6 +179,8 @@ class Federation:
         if (labels.numel() and int(labels.min()) < 0) or (classes is not None and found > classes):
             bound = found if classes is None else classes
             raise UserError(f"labels run from {int(labels.min())} to {int(labels.max())}; 0 to {bound - 1} are allowed")
+        if classes is None and found > MANY_CLASSES:
+            raise UserError(f"labels run up to {found - 1:,}: number them from 0 on, or say classes={found}")
         if known is not None:
             parts[:2] = [replace(part, domains=torch.repeat_interleave(known, part.sizes)) for part in parts[:2]]
         everybodys = parts[2] if common is not None else None
