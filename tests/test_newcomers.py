@@ -11,11 +11,11 @@ from torch import nn
 import kinfolk
 from conftest import make_cohort, make_federation, tiny_experiment
 from kinfolk import UserError
+from kinfolk.assembly import load_split
 from kinfolk.cohort import newcomers
 from kinfolk.cohort.layout import Layout
 from kinfolk.config import read
 from kinfolk.data.partition import SPLITS, Labels, set_apart
-from kinfolk.experiment import load_split
 from kinfolk.runs import checkpoint
 from kinfolk.runs.folder import RunFolder
 

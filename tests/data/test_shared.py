@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kinfolk.assembly import load_federation
 from kinfolk.config import read
 from kinfolk.data import catalog, store
-from kinfolk.experiment import load_federation
 from kinfolk.reproduce import reproduce
 from tiny_study import write_files
 

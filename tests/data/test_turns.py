@@ -11,10 +11,10 @@ import torch
 import kinfolk
 from conftest import make_federation, tiny_experiment
 from kinfolk import UserError
+from kinfolk.assembly import load_split
 from kinfolk.cohort.visit import _some
 from kinfolk.config import Config, read
 from kinfolk.data.partition import SPLITS, Labels, set_apart, turned
-from kinfolk.experiment import load_split
 
 OUTSIDE = {"new_clients": 3, "validation_clients": 2}
 
