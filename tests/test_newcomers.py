@@ -201,6 +201,15 @@ def test_old_runs_are_still_found() -> None:
 # -- what cannot be ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", ["dp-fedavg", "dp-scaffold"])
+def test_the_private_servers_model_is_tested_on_them(method: str) -> None:
+    result = kinfolk.run(experiment(method), out="a")
+    folder = RunFolder.open(Path("a"))
+    found = [row["accuracy"] for row in folder.new_clients() if row["role"] == "new"]
+    assert result.summary["new_accuracy_clients"] == pytest.approx(np.mean(found))
+    assert torch.equal(result.weights()[0], result.weights()[-1])  # all use the model that is tested
+
+
 def test_a_method_without_one_model_says_so_and_runs() -> None:
     said: list[str] = []
 

@@ -101,6 +101,7 @@ class Shard:
         before = self.cohort.round.before_mixing
         some = {name: getattr(self.state, name, None) for name in ("neighbors", "clusters", "apart")}
         some |= {"global_accuracy": scores.common, "proxy_accuracy": judging.proxy_accuracy(self.cohort)}
+        some["unusual"], names = self._unusual()
         columns = {
             "accuracy": scores.accuracy,
             "loss": scores.loss,
@@ -115,9 +116,14 @@ class Shard:
 
         def found() -> Results:
             here: dict[str, Any] = {name: parcel[place].numpy() for name, place in places.items()}
-            return Results(**{**dict.fromkeys(some), **here, **figures})
+            return Results(**{**dict.fromkeys(some), **here, **figures}, unusual_names=names)
 
         return found
+
+    def _unusual(self) -> tuple[Tensor | None, tuple[str, ...]]:
+        """What the state counts of the out of the ordinary, [m, q], and its names; None if nothing."""
+        field, names = getattr(self.state, "counted", (None, ()))
+        return None if field is None else getattr(self.state, field).view(len(self.cohort), -1), names
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything that a later process needs to go on, by name; rows are clients except under `shared/`."""

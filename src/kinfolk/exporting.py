@@ -23,7 +23,7 @@ from kinfolk.cohort.layout import Layout
 from kinfolk.config import Config, resolve
 from kinfolk.data import catalog
 from kinfolk.data.federation import Federation, scaling
-from kinfolk.data.projection import directions, unit
+from kinfolk.data.projection import CPU, directions, unit
 from kinfolk.errors import UserError
 from kinfolk.models import Factory
 from kinfolk.models.plain import build, describe, plain
@@ -138,7 +138,7 @@ def _module(config: Config, federation: Federation, factory: Factory | None, row
     """The run's own module with the weights `row` [d]."""
     method, options = config.method, config.model_options if factory is None else {}
     if hasattr(method, "arrange") and not hasattr(method, "wrap"):
-        federation = method.arrange(federation)
+        federation = method.arrange(federation, CPU)
     shape, make = federation.input_shape, models.find(config.model) if factory is None else factory
 
     def made() -> nn.Module:

@@ -36,6 +36,8 @@ class Results:
     delta: np.ndarray | None = None  # [n]
     releases: np.ndarray | None = None  # [n] noisy gradients and other statistics so far
     apart: np.ndarray | None = None  # [n] sum of the known distances to the others of a client's group
+    unusual: np.ndarray | None = None  # [n, q] how often what is out of the ordinary has decided so far
+    unusual_names: tuple[str, ...] = ()  # [q] what that is
 
 
 def together(parts: Sequence[Results]) -> Results:
@@ -43,7 +45,8 @@ def together(parts: Sequence[Results]) -> Results:
     columns: dict[str, Any] = {}
     for field in fields(Results):
         values = [getattr(part, field.name) for part in parts]
-        columns[field.name] = None if values[0] is None else np.concatenate(_same_width(values))
+        arrays = isinstance(values[0], np.ndarray)
+        columns[field.name] = np.concatenate(_same_width(values)) if arrays else values[0]
     return Results(**columns)
 
 

@@ -101,6 +101,9 @@ def measure(
     row["peak_received"] = int(results.peak_received.max())
     row |= nominal(method, t, results.accuracy.size)
     row["quarantined"] = int(results.quarantined.sum())
+    if results.unusual is not None and results.unusual.any():
+        counts = zip(results.unusual_names, results.unusual.sum(axis=0).tolist())
+        row["unusual"] = {name: count for name, count in counts if count}
     if results.epsilon is not None:
         row["epsilon"] = float(results.epsilon.max())
     row["seconds"] = round(seconds, 3)
@@ -118,7 +121,9 @@ def _without(results: Results, attackers: np.ndarray | None) -> Results:
         return results
     names = ("accuracy", "loss", "before_mixing", "global_accuracy", "proxy_accuracy")
     columns = {name: getattr(results, name) for name in names}
-    known = {name: np.where(attackers, np.nan, values) for name, values in columns.items() if values is not None}
+    known: dict[str, Any] = {
+        name: np.where(attackers, np.nan, values) for name, values in columns.items() if values is not None
+    }
     return replace(results, **known)
 
 

@@ -61,7 +61,8 @@ def _rule(config: Config, n: int, attack: Plan | None) -> tuple[Rule | None, lis
             f"is part of what method '{config.method_name}' sends next; use another rule"
         )
     models = _participants(method, n) if server else _averaged(config, n) + 1
-    _enough(rule, models, server)
+    most = models if server else max(models, _most_averaged(config, n) + 1)
+    _enough(rule, most, server)
     notices = [] if attack is None else _outnumbered(rule, models, server, n, int(attack.attackers.sum()))
     if name in WEIGHTLESS and (server or getattr(method, "weighs", False) or getattr(method, "choice", "") == "afind"):
         notices.append(f"aggregation.rule = {name} takes no weights: those of the method only say who takes part")
@@ -76,10 +77,15 @@ def _participants(method: Any, n: int) -> int:
 
 
 def _averaged(config: Config, n: int) -> int:
-    """With how many peers a client averages at most."""
+    """With how many peers a client averages: as many as the method is set to, or all that it can reach."""
     method, most = config.method, config.peers.most(n)
     fixed = getattr(method, "choice", "random") == "random" and hasattr(method, "neighbors")
     return min(method.neighbors, most) if fixed else most
+
+
+def _most_averaged(config: Config, n: int) -> int:
+    """With how many it may average in some round, where that is more."""
+    return min(getattr(config.method, "most_averaged", 0), config.peers.most(n))
 
 
 def _enough(rule: Rule, models: int, server: bool) -> None:

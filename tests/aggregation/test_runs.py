@@ -19,6 +19,7 @@ from conftest import tiny_experiment
 from kinfolk import aggregation
 from kinfolk.config import read
 from kinfolk.experiment import resume
+from kinfolk.methods.panm import PANM
 from kinfolk.peers.attacks import ATTACKS, plan
 from kinfolk.peers.base import Peers
 from kinfolk.peers.faults import Faults
@@ -339,6 +340,17 @@ def test_a_rule_that_cannot_apply_is_refused_before_the_run() -> None:
         with pytest.raises(kinfolk.UserError, match=words):
             kinfolk.run(config, out="a")
     assert not Path("a").exists()
+
+
+def test_a_rule_may_need_as_many_models_as_a_method_averages_at_most() -> None:
+    """PANM robust averages with all kin that it has looked at: with up to 7 peers here, as printed with 4."""
+    rule = {"rule": "krum", "byzantine": 3}  # needs 7 models
+    method = {"name": "panm", "neighbors": 4, "candidates": 5, "discover_rounds": 2}
+    kinfolk.run(tiny_experiment(method=method, aggregation=rule), out="a")
+    with pytest.raises(kinfolk.UserError, match="then needs 7 models, but a client has 5"):
+        kinfolk.run(tiny_experiment(method=method | {"preset": "paper"}, aggregation=rule), out="b")
+    several = PANM(neighbors=4, candidates=5), PANM(neighbors=9, candidates=5), PANM(neighbors=2, average=30)
+    assert [method.most_averaged for method in several] == [10, 14, 30]
 
 
 def test_what_the_user_should_know_is_said() -> None:

@@ -36,6 +36,13 @@ class Match:
         return {name: int((self.cases >> bit & 1).sum()) for bit, name in enumerate(CASES)}
 
 
+def counted(before: Tensor, cases: Tensor, *more: Tensor) -> Tensor:
+    """How often each case has come up, [m, q], after `before` and one matching: cases [m], and more [m] bool each."""
+    bits = torch.arange(before.shape[1] - len(more), device=cases.device)
+    now = torch.cat([cases[:, None] >> bits & 1, *(one[:, None] for one in more)], dim=1)
+    return before + now.to(before.dtype)
+
+
 def match(similarity: Tensor, observed: Tensor | None, listed: Tensor, seeds: int) -> Match:
     """Split each client's peers into same cluster and others.
 

@@ -9,8 +9,8 @@ probabilities and threshold by what it has heard (`methods/friends.py`, arithmet
 Departures: everybody is a friend in round 1 (the printed threshold is undefined there). A client's own model counts. A
 client for whom nobody passes takes the most probable peer. The printed threshold has the wrong direction and the wrong
 scale, so that it lets nearly everybody in or, in the end, only that one; "calibrated" is ours. Preset "paper" is
-otherwise as printed; preset "robust" remembers similarities, judges friends' models on its own data, and asks one peer
-at random in every round.
+otherwise as printed; preset "robust" remembers similarities and takes opposite gradients for uncertain ones; in AFIND+
+it also judges friends' models on a client's own data and asks one more peer at random in every round.
 """
 
 from __future__ import annotations

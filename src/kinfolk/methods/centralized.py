@@ -6,6 +6,7 @@ import torch
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.data.federation import Federation
+from kinfolk.data.projection import CPU
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers
 
@@ -21,7 +22,7 @@ class Centralized:
     server = True
     averages = False
 
-    def arrange(self, federation: Federation, device: torch.device | None = None) -> Federation:
+    def arrange(self, federation: Federation, device: torch.device = CPU) -> Federation:
         """The data as this method is allowed to see them: all in one place."""
         return federation.pooled()
 

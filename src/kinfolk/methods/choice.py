@@ -11,8 +11,8 @@ The state of a choice is part of the method's own: `class State(choice.Memory)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class Memory:
     similarity: Tensor  # [m, n] float64, NaN: never seen
     loss: Tensor  # [m, n] float64, smoothed; NaN: never seen
     fallbacks: Tensor  # [m] rounds in which nobody was good enough and the best was taken all the same
+    counted: ClassVar = "fallbacks", ("nobody_passed",)
 
 
 def nothing(cohort: Cohort, width: int = 0) -> dict[str, Tensor]:
@@ -90,5 +91,5 @@ class Anybody:
         return Chosen(peers.sample(t, self.count))
 
     def after(self, t: int, cohort: Cohort, memory: Memory, peers: Peers, chosen: Chosen, pool: Pool) -> Weighed:
-        fields = {name: getattr(memory, name) for name in Memory.__dataclass_fields__}
-        return Weighed(None, 1.0, fields | {"neighbors": chosen.ids})
+        known = {field.name: getattr(memory, field.name) for field in fields(Memory)}
+        return Weighed(None, 1.0, known | {"neighbors": chosen.ids})

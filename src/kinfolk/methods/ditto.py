@@ -5,7 +5,7 @@ Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Person
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,7 +16,7 @@ from kinfolk.cohort.steer import Proximal
 from kinfolk.matching import cost
 from kinfolk.methods import companions
 from kinfolk.methods.choice import Choice, Memory
-from kinfolk.methods.fedavg import FedAvg
+from kinfolk.methods.fedavg import FedAvg, moved
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
@@ -90,10 +90,9 @@ class Ditto:
         personal = self._train(t, cohort, state, active)
         sizes = torch.where(active, cohort.data.train.sizes.to(cohort.device), 0)
         mean = peers.mean(t, cohort.weights, sizes, before=state.model)
-        model = torch.where(torch.isfinite(mean).all(), mean, state.model)
+        model = moved(state.model, mean)
         cohort.adopt(model)
-        memory = {name: getattr(state, name) for name in Memory.__dataclass_fields__}
-        return State(**memory, personal=personal, model=model)
+        return replace(state, personal=personal, model=model)
 
     def _train(self, t: int, cohort: Cohort, state: State, active: Tensor | None = None) -> Tensor:
         """Train both models from where the round found them: the new personal ones [m, d]."""

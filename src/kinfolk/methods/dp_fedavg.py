@@ -41,6 +41,7 @@ class DPFedAvg(Budget):
     participation: float = setting(1.0, "share of the clients that take part in a round (u)", gt=0, le=1)
     server_lr: float = setting(1.0, "how far the server goes towards the mean model (eta_g)", gt=0)
     server = True
+    one_model = True
 
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""

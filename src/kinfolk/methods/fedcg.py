@@ -5,7 +5,8 @@ CVPR Workshops 2021.
 
 The net is in `models/domains.py`. Preset "paper" is the method as it is printed, with what it leaves open decided so:
 the graph stays as it began for one period of the teacher and is computed anew after every average from then on; the
-teacher begins as it was drawn, not as a copy of the student.
+teacher begins as it was drawn, not as a copy of the student. One departure: a graph layer's matrix is shared by a
+convolution's filters (`granularity`), because the printed one would have q² entries for q parameters.
 
 Departures of preset "robust": the printed teacher and student put all samples into one domain. There domains are found
 before the first round by sums that some clients tell of their samples (`methods/discovery.py`), and stay; parameters
@@ -28,10 +29,11 @@ from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.newcomers import Outsiders, tested
 from kinfolk.cohort.training import Training
 from kinfolk.data.federation import Federation, Part
+from kinfolk.data.projection import CPU
 from kinfolk.errors import UserError
 from kinfolk.matching import cost
 from kinfolk.methods import domain_labels, domain_report
-from kinfolk.methods.fedavg import FedAvg
+from kinfolk.methods.fedavg import FedAvg, moved
 from kinfolk.methods.registry import register, shared
 from kinfolk.models.bundle import Bundle
 from kinfolk.models.domains import DomainNet, Sharing, adjacency, evenness, first_adjacency
@@ -174,7 +176,7 @@ class FedCG(Sharing):
         net = DomainNet(module, self, graph)  # type: ignore[arg-type]
         return Bundle(net, input_shape, self.assignment == "soft", not self.asks, self.source == "sums")
 
-    def arrange(self, federation: Federation, device: torch.device | None = None) -> Federation:
+    def arrange(self, federation: Federation, device: torch.device = CPU) -> Federation:
         """Every sample as one row with D places for its domains behind the pixels, filled in where they are given."""
         if self.source == "clusters":
             if not federation.domains:
@@ -282,7 +284,7 @@ class FedCG(Sharing):
     def _apart(self, t: int, cohort: Cohort, mean: Tensor, before: Tensor, counts: Tensor, peers: Peers) -> Tensor:
         """The mean [d] with each domain's model averaged by counts [m, D], the clients' samples in that domain."""
         means = [peers.mean(t, cohort.weights, counts[:, d], 0, before) for d in range(self.domains)]
-        own = torch.stack([torch.where(torch.isfinite(each).all(), each, before) for each in means])
+        own = torch.stack([moved(before, each) for each in means])
         joined = mean.clone()
         into, views = cohort.layout.views(joined[None]), cohort.layout.views(own)
         for name in (name for name in cohort.layout.names if name.endswith(".rows")):

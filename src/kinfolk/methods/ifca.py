@@ -15,7 +15,7 @@ from kinfolk.cohort.newcomers import Outsiders, best_of
 from kinfolk.data.federation import Part
 from kinfolk.errors import UserError
 from kinfolk.matching import cost
-from kinfolk.methods.fedavg import FedAvg
+from kinfolk.methods.fedavg import FedAvg, moved
 from kinfolk.methods.registry import register, shared
 from kinfolk.peers.base import Peers
 from kinfolk.settings import setting
@@ -68,7 +68,7 @@ class IFCA:
         for number, before in enumerate(state.models):
             weights = torch.where(state.clusters == number, sizes, 0)
             mean = peers.mean(t, cohort.weights, weights, self.models + 1, before)
-            models.append(torch.where(torch.isfinite(mean).all(), mean, before))
+            models.append(moved(before, mean))
         state = State(_choice(cohort, torch.stack(models), state.clusters), torch.stack(models))
         cohort.adopt(state.models[state.clusters])
         return state

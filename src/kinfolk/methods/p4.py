@@ -6,8 +6,9 @@ Every client has two models. The private one never leaves it. The proxy is train
 the proxies also tell who is alike. Groups of clients whose proxies are near each other average theirs in every round,
 each member in turn, and both models of a client learn from each other.
 
-Departures: a member that does not hear from the one whose turn it is keeps its own proxy. Preset "paper" is otherwise
-as printed, with the repairs of the noise formula. Preset "robust": at a budget that means something the printed proxies
+Departures: a member that does not hear from the one whose turn it is keeps its own proxy; models are distilled by
+KL(other ‖ own), as in ProxyFL, unless `reverse_kl` asks for the printed direction. Preset "paper" is otherwise as
+printed, with the repairs of the noise formula. Preset "robust": at a budget that means something the printed proxies
 are noise, and groups found by them random (docs/methods/p4.md). There the inputs are projected onto few directions that
 do not depend on the data, groups are large, so that the noise averages out, and a client's own model is the group's
 proxy, tuned on its own records: that costs nothing, because it stays at home.

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -53,15 +53,20 @@ class State:
     whose: Tensor  # [m, *] which peer it is about, where there are too many for a column each
     unit: Tensor  # [m] the spread that evidence is measured in
     met: Tensor  # [m, *] when a client last averaged with each peer (with `company`; else [m, 0])
+    cases: Tensor  # [m, q] how often each of these has come up in a matching
+    counted: ClassVar = "cases", (*mixture.CASES, "list_emptied")
 
 
 @register("panm")
 @dataclass(frozen=True)
 class PANM:
-    """Every client finds its kin by the similarity of models or updates, and averages with k of them each round."""
+    """Every client finds its kin by the similarity of models or updates, and averages with k of them each round; in
+    preset "robust" with all of them that it has looked at."""
 
     similarity: Literal["loss", "gradient"] = setting("gradient", "compare models by loss on own data, or by updates")
-    neighbors: int = setting(5, "peers kept in stage one and averaged with each round (k)", ge=1, peers=True)
+    neighbors: int = setting(
+        5, "peers kept in stage one and averaged with (k); more: mingle, average", ge=1, peers=True
+    )
     candidates: int = setting(10, "strangers, and listed neighbors, looked at in a matching (l)", ge=1, peers=True)
     discover_rounds: int = setting(100, "rounds of stage one (T1)", ge=0)
     match_every: int = setting(1, "rounds between matchings in stage two (tau)", ge=1)
@@ -121,6 +126,13 @@ class PANM:
             said.append("method.loss_eval: with method.validation models are judged by all samples that are set aside")
         return said
 
+    @property
+    def most_averaged(self) -> int:
+        """With how many peers a client averages at most: with `mingle` with all kin that it looks at."""
+        count = self.average or self.neighbors
+        looked_at = (self.candidates + self.neighbors, 2 * self.candidates)  # in stage one, and in a matching
+        return max(count, self.neighbors, *(looked_at if self.mingle else ()))
+
     def nominal(self, rounds: int, n: int) -> cost.Cost:
         """What so many rounds cost by the formula."""
         first = min(rounds, self.discover_rounds)
@@ -134,7 +146,8 @@ class PANM:
         unit = torch.zeros(len(cohort), dtype=torch.float64, device=cohort.device)
         empty = torch.full((len(cohort), self.neighbors), -1, device=cohort.device)
         met = company.nothing(len(cohort), cohort.n if self.company else 0, cohort.device)
-        return State(empty, *nothing, unit, met)
+        cases = torch.zeros(len(cohort), len(mixture.CASES) + 1, dtype=torch.int32, device=cohort.device)
+        return State(empty, *nothing, unit, met, cases)
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         before = cohort.weights
@@ -233,9 +246,10 @@ class PANM:
         similarity = measure(cohort, pool, looked_at, update)
         if self.matcher == "mixture":
             found = mixture.match(similarity, None, old, self.neighbors)
-            kin, skipped = found.same, found.skipped
+            kin, skipped, cases = found.same, found.skipped, found.cases
         else:
             kin, skipped, state = self._judge(looked_at, similarity, old, state)
+            cases = skipped.to(torch.int64)  # the first: nobody answered
 
         if self.company:
             mine = company.since(state.met, self._since(t, cohort.n))
@@ -243,6 +257,8 @@ class PANM:
 
         # H, and who is listed but was not looked at this time
         same, rest = outcome(looked_at, similarity, kin, skipped, listed, known.shape[1], self.neighbors)
+        emptied = ~(skipped | kin.any(dim=1) | (rest >= 0).any(dim=1))
+        state = replace(state, cases=mixture.counted(state.cases, cases, emptied))
         matched = torch.cat([same, rest], dim=1)
         cohort.watch(looked_at, similarity, listed, matched, measure, update=update)
         mixed = self._first(cohort, t, same, rest)

@@ -45,7 +45,7 @@ class Budget:
     delta: float | None = setting(None, "probability beside epsilon; none: 1/records of the client", gt=0, lt=1)
     noise: Rule | None = setting(
         None,
-        "calibrated: the least that is enough; rdp: by Rényi; noble: a paper's formula; none: calibrated",
+        "calibrated: the least that is enough; rdp: by Rényi; noble: a paper's formula; none: preset, else calibrated",
     )
     clip: float = setting(1.0, "norm that the gradient of a record is cut to (C)", gt=0)
     local_steps: int = setting(1, "noisy steps of a client in a round (K)", ge=1)
@@ -53,7 +53,7 @@ class Budget:
     sampling: Literal["none", "without-replacement", "poisson"] = setting(
         "without-replacement", "how these are drawn, if they are not all"
     )
-    lr: float | None = setting(None, "noisy step size eta_0, divided by max(1, round(s K)); none: by `noise`", gt=0)
+    lr: float | None = setting(None, "noisy step size eta_0, divided by max(1, round(s K)); none: the method's", gt=0)
 
     noisy = True  # what is sent may depend on records through noisy steps only
 

@@ -73,5 +73,5 @@ class ProxyFL(Budget):
 
 
 def places(t: int, n: int) -> int:
-    """How far round t's proxies go among n clients: 1, 2, 4, … and again."""
+    """How far round t's proxies go among n clients: 2, 4, … from round 1 on, and 1 and again once that is too far."""
     return 2 ** (t % (n - 1).bit_length()) if n > 1 else 0

@@ -21,10 +21,11 @@ class Method(Protocol):
     walking its fields. A field declared with `shared()` is the same for all clients and has no such dimension. A state
     that has a field `neighbors` [m, *] (ids, -1 for none) is judged by that list; any other by who was mixed in. One
     that has a field `clusters` [m] is compared with the true clusters (`ari`). A field `personal` [m, d] holds the
-    models that clients use where these are not the cohort's own.
+    models that clients use where these are not the cohort's own. A class attribute `counted` says which field [m, q],
+    and by what names [q], counts how often something out of the ordinary has decided (`unusual` in a row of metrics).
 
-    Optional: `arrange(federation)`, the data as the method may see them; `notices(rounds)`, what the user should know
-    of the settings; `needs_clusters = True`; `server = True` if it works through a server that reaches everybody;
+    Optional: `arrange(federation, device)`, the data as the method may see them; `notices(rounds)`, what the user
+    should know of the settings; `needs_clusters = True`; `server = True` if it works through a server that reaches all;
     `one_model = True` if between rounds all clients use the same model, a shared field `model` [d] of the state;
     `meets(cohort, state, part)`, how clients that never train fare where it is not with this one model; beside it
     `visitors(t, seed, n, device)`, ids [k] of the only clients that do anything in round t, None for all;
@@ -37,11 +38,15 @@ class Method(Protocol):
     returns another state than it was given, and when a run goes on from a checkpoint.
 
     `wrap(module, input_shape)`, what becomes of the user's net; `report(cohort, state)`, more for a row of metrics;
-    `notes(state)` [q], what to keep of every round, and `noted(rows)`, columns [r] of a table of such rows [r, q].
+    `notes(state)` [q], what to keep of every round, and `noted(rows)`, columns [r] of a table of such rows [r, q];
+    `files(cohort, state)`, what to keep as JSON when a run has ended; `forms_groups = True` if `clusters` are groups
+    that are to be judged as such. For an exported model: `projection`, the directions that `arrange` projects samples
+    onto (0: none).
 
     For `[aggregation]`: `averages = False` if it averages no models, `weighs = True` if it weighs them, `only_mean`, a
-    text that says why no other rule than the mean will do, `unruled`, a text that says what no rule protects from. For
-    an exported model: `projection`, the directions that `arrange` projects samples onto (0: none).
+    text that says why no other rule than the mean will do, `unruled`, a text that says what no rule protects from,
+    `most_averaged`, with how many peers at most, where these may be more than `neighbors`, `noisy = True` if what is
+    sent may depend on a client's records through noisy steps only.
     """
 
     def start(self, cohort: Cohort) -> Any:

@@ -1,7 +1,9 @@
 """SCAFFOLD: FedAvg in which every client takes its own bias out of its steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML
-2020. Controls are those of the paper's option II.
+2020. Controls are those of the paper's option II. Two things that it does not speak of: where training has momentum, a
+client's way is divided by how far unit gradients would have carried it; and whose message to the server is lost has a
+new control that the server does not know of.
 """
 
 from __future__ import annotations

@@ -1,0 +1,98 @@
+"""How often something out of the ordinary has decided for a client, in the rows of metrics."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_panm import N, engine_of, see_perfectly, silence
+
+import kinfolk
+from conftest import tiny_experiment
+from kinfolk.matching import mixture
+from kinfolk.methods.panm import PANM
+
+NAMES = (*mixture.CASES, "list_emptied")
+
+
+def counts(engine: Any) -> dict[str, int]:
+    return dict(zip(NAMES, torch.cat([shard.state.cases for shard in engine.shards]).sum(dim=0).tolist()))
+
+
+def test_cases_are_counted_one_by_one_and_beside_others() -> None:
+    before = torch.tensor([[3] + [0] * (len(NAMES) - 1), [0] * len(NAMES)], dtype=torch.int32)
+    after = mixture.counted(before, torch.tensor([0b1, 0b1000100]), torch.tensor([False, True]))
+    assert [dict(zip(NAMES, row)) for row in after.tolist()] == [
+        {**dict.fromkeys(NAMES, 0), "nobody_answered": 4},
+        {**dict.fromkeys(NAMES, 0), "no_information": 1, "cycle": 1, "list_emptied": 1},
+    ]
+    assert after.dtype == before.dtype
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_matching_in_which_nobody_answers_counts_for_everybody(
+    preset: str, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(shards, preset=preset, neighbors=3, candidates=4, discover_rounds=2, match_every=2)
+    for t in (1, 2, 3):
+        engine.step(t, False)
+    assert not any(counts(engine).values())  # stage one, and a round without a matching
+    silence(monkeypatch)
+    for t in (4, 5, 6):
+        engine.step(t, False)
+    found = counts(engine)
+    assert found.pop("nobody_answered") == 2 * N
+    assert not any(found.values())
+
+
+def test_lists_that_take_in_everybody_leave_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_perfectly(monkeypatch)
+    engine = engine_of(preset="paper", neighbors=N - 1, candidates=N - 1, discover_rounds=1)
+    for t in (1, 2):
+        engine.step(t, False)
+    assert counts(engine)["no_candidates"] == N
+
+
+@pytest.mark.parametrize("preset", ["paper", "robust"])
+def test_who_would_be_left_with_nobody_keeps_the_best_and_is_counted(
+    preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strangers_only(looked_at: Any, *rest: Any) -> Any:
+        kin, skipped = torch.zeros_like(looked_at, dtype=torch.bool), torch.zeros(len(looked_at), dtype=torch.bool)
+        if preset == "paper":
+            nothing = torch.zeros(len(looked_at), 2)
+            return mixture.Match(kin, skipped, nothing, nothing, torch.zeros(len(looked_at), dtype=torch.int64))
+        return kin, skipped, rest[-1]
+
+    if preset == "paper":
+        monkeypatch.setattr("kinfolk.methods.panm.mixture.match", strangers_only)
+    else:
+        monkeypatch.setattr(PANM, "_judge", lambda self, *args: strangers_only(*args))
+    engine = engine_of(preset=preset, neighbors=3, candidates=4, discover_rounds=1)
+    for t in (1, 2):
+        engine.step(t, False)
+    assert counts(engine) == {**dict.fromkeys(NAMES, 0), "list_emptied": N}
+    assert (engine.shards[0].state.neighbors >= 0).any(dim=1).all()
+
+
+def test_rows_of_metrics_have_what_came_up_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"name": "panm", "preset": "paper", "neighbors": 2, "candidates": 3, "discover_rounds": 1}
+    silence(monkeypatch)
+    silent = kinfolk.run(tiny_experiment(method=settings, run={"rounds": 3}), out="silent")
+    n = len(silent.weights())
+    assert [row.get("unusual") for row in silent.metrics] == [None, {"nobody_answered": n}, {"nobody_answered": 2 * n}]
+    shards = {"rounds": 3, "engine": "sharded", "shards": 2}
+    apart = kinfolk.run(tiny_experiment(method=settings, run=shards), out="apart")
+    assert [row.get("unusual") for row in apart.metrics] == [row.get("unusual") for row in silent.metrics]
+    kinfolk.run(tiny_experiment(method=settings, run={"rounds": 2}), out="short")
+    assert kinfolk.resume("short", rounds=3).metrics[-1]["unusual"] == {"nobody_answered": 2 * n}
+
+
+def test_friends_taken_though_nobody_passed_are_counted() -> None:
+    method = {"name": "afind+", "threshold": "literal", "tau": 1e9}  # nobody ever passes
+    experiment = tiny_experiment(method=method, model={"name": "mlp"}, run={"rounds": 3})
+    result = kinfolk.run(experiment, out="a")
+    n = len(result.weights())
+    assert [row.get("unusual") for row in result.metrics] == [None, {"nobody_passed": n}, {"nobody_passed": 2 * n}]
+    plain = kinfolk.run(tiny_experiment(method={"name": "gossip", "backbone": "full"}), out="b")
+    assert "unusual" not in plain.metrics[-1]
