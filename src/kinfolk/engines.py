@@ -50,7 +50,7 @@ class Shard:
         self.method = method
         self.state: Any = method.start(cohort)
         self.lean = lean
-        self._places = cohort.ids.cpu() if lean else None
+        self._everybody = cohort.ids.cpu() if lean else None  # where no GPU has to be asked
         self.quarantined = torch.zeros_like(cohort.ids)
         self.mixed: list[tuple[int, list[Mixed]]] = []  # rounds whose edges have not been fetched yet
         self.noted: list[tuple[int, Tensor]] = []  # and what the method has noted in them
@@ -67,7 +67,7 @@ class Shard:
         if attack is not None:
             attack.begin(self.cohort.weights)
         for take in (visits.asked, visits.stepped):
-            self.state = take(t, self.method, self.cohort, self.state, self.peers, self._places)
+            self.state = take(t, self.method, self.cohort, self.state, self.peers, self._everybody)
         if hasattr(self.method, "notes"):
             self.noted.append((t, self.method.notes(self.state)))
         self.quarantined += self.cohort.round.quarantined

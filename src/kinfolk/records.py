@@ -12,7 +12,6 @@ import torch
 
 from kinfolk import engines, metrics
 from kinfolk.config import Config
-from kinfolk.data.federation import Federation, Part
 from kinfolk.errors import UserError
 from kinfolk.findings import Results
 
@@ -30,8 +29,8 @@ class Truth:
     def of(cls, engine: engines.Engine) -> Truth:
         clusters = engine.shards[0].cohort.clusters
         parts = [shard.cohort.data for shard in engine.shards]
-        counts = np.concatenate([_label_counts(part, part.train) for part in parts])
-        tests = np.concatenate([_label_counts(part, part.test) for part in parts])
+        counts = np.concatenate([part.class_counts() for part in parts])
+        tests = np.concatenate([part.class_counts(part.test) for part in parts])
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         attack = engine.shards[0].peers.attack
         attackers = None if attack is None else attack.attackers.cpu().numpy()
@@ -54,13 +53,6 @@ def _constant(train: np.ndarray, test: np.ndarray) -> np.ndarray:
     right = np.take_along_axis(test, train.argmax(axis=1)[:, None], axis=1)[:, 0]
     total = test.sum(axis=1)
     return np.where(total > 0, right / np.maximum(total, 1), np.nan)
-
-
-def _label_counts(data: Federation, part: Part) -> np.ndarray:
-    """[m, C] how often each client has each label in a part of its samples."""
-    client = np.repeat(np.arange(data.clients), part.sizes.cpu().numpy())
-    cells = client * data.classes + part.y.cpu().numpy()
-    return np.bincount(cells, minlength=data.clients * data.classes).reshape(data.clients, data.classes)
 
 
 def measure(

@@ -111,7 +111,7 @@ def read_study(source: str | Path) -> Study:
     if "like" in values:
         values = _inherit(path, values)
     try:
-        study = _build(values, path)
+        study = _build(values)
         study.cells([], [0])
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -170,7 +170,7 @@ def _table(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     return found
 
 
-def _build(values: dict[str, Any], path: Path) -> Study:
+def _build(values: dict[str, Any]) -> Study:
     for key in ("columns", "rows"):
         if not _table(values, key):
             raise UserError(f"'{key}' is missing: a study needs at least one")

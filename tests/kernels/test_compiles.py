@@ -83,6 +83,7 @@ def _kind(value: Any) -> str:
 
 def _call_all() -> None:
     from kinfolk.kernels import company, cosines, drawing, evidence, gram, hashing, lists, mixing, mixture, rows
+    from kinfolk.matching.outcome import nothing
 
     key, m, w = 2**40, 4, 90
     clients, ids, known = (
@@ -106,7 +107,8 @@ def _call_all() -> None:
     lists.pack(mask, ids, 5)
     for drop in (False, True):
         lists.contains(ids, known, drop)
-    lists.outcome(ids, scores, mask, each, known, 10, 5)
+    for cases in (None, clients):
+        lists.outcome(ids, scores, mask, each, known, 10, 5, cases, nothing(m, ids.device))
     for kind in (torch.float32, torch.float64):
         models = torch.zeros(m, 9000, dtype=kind)
         for origin in (None, models[0]):

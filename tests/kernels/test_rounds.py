@@ -170,9 +170,11 @@ def test_what_a_matching_leaves_is_the_same() -> None:
     kin[4:7], kin[9:] = False, False
     skipped = torch.zeros(m).bool()
     skipped[[1, 5]] = True
+    cases, so_far = numbers(m, high=128, seed=4), numbers(m, len(outcome.COUNTED), high=99, seed=5).to(torch.int32)
     for count in (3, 20):
-        same(outcome.outcome, looked_at, scores, kin, skipped, listed, known, count)
-    same(outcome.outcome, looked_at, scores, kin, skipped, listed[:, :0], known, 3)
+        for seen in (None, cases):
+            same(outcome.outcome, looked_at, scores, kin, skipped, listed, known, count, seen, so_far)
+    same(outcome.outcome, looked_at, scores, kin, skipped, listed[:, :0], known, 3, cases, so_far)
 
 
 # -- similarities --------------------------------------------------------------------------------------------------

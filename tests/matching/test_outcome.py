@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from kinfolk.matching.outcome import outcome
+from kinfolk.matching.outcome import COUNTED, nothing, outcome
 
 KNOWN, STRANGERS, COUNT = 4, 3, 2
 
@@ -34,7 +34,9 @@ def test_kin_stay_and_so_do_those_not_looked_at() -> None:
     scores[(looked_at < 0) | (torch.rand(scores.shape, generator=generator) < 0.3)] = torch.nan
     skipped = scores.isnan().all(dim=1) | (torch.rand(m, generator=generator) < 0.1)
     kin = (torch.rand(scores.shape, generator=generator) < 0.2) & ~scores.isnan() & ~skipped[:, None]
-    same, rest = outcome(looked_at, scores, kin, skipped, listed, KNOWN, COUNT)
+    cases = torch.randint(128, (m,), generator=generator)
+    before = torch.randint(9, (m, len(COUNTED)), generator=generator, dtype=torch.int32)
+    same, rest, counts = outcome(looked_at, scores, kin, skipped, listed, KNOWN, COUNT, cases, before)
     assert same.shape == looked_at.shape
     assert rest.shape == listed.shape
     alone = 0
@@ -42,14 +44,22 @@ def test_kin_stay_and_so_do_those_not_looked_at() -> None:
         client = (x[i].tolist() for x in (looked_at, scores, kin, skipped, listed))
         expected = plainly(*client)
         assert ({j for j in same[i].tolist() if j >= 0}, {j for j in rest[i].tolist() if j >= 0}) == expected
-        alone += not kin[i].any() and not expected[1]
+        left = not kin[i].any() and not expected[1]
+        emptied = left and not skipped[i]
+        now = [int(cases[i]) >> bit & 1 for bit in range(len(COUNTED) - 1)] + [int(emptied)]
+        assert counts[i].tolist() == [a + b for a, b in zip(before[i].tolist(), now)]
+        alone += emptied
     assert alone > 20
+    *_, of_skipped = outcome(looked_at, scores, kin, skipped, listed, KNOWN, COUNT, None, nothing(m, cases.device))
+    assert torch.equal(of_skipped[:, 0], skipped.to(torch.int32))
+    assert torch.equal(of_skipped[:, -1], counts[:, -1] - before[:, -1])
+    assert not of_skipped[:, 1:-1].any()
 
 
 def test_more_than_were_looked_at_cannot_stay() -> None:
     looked_at, nobody = torch.tensor([[3, 8]]), torch.tensor([[-1]])
     scores, no = torch.tensor([[0.1, 0.2]], dtype=torch.float64), torch.tensor([[False, False]])
-    same, _ = outcome(looked_at, scores, no, torch.tensor([False]), nobody, 1, 9)
-    assert same.tolist() == [[3, -1]]  # of the list first
+    rest = no[:, 0], nobody, 1, 9, None, nothing(1, no.device)
+    assert outcome(looked_at, scores, no, *rest)[0].tolist() == [[3, -1]]  # of the list first
     scores[0, 0] = torch.nan
-    assert outcome(looked_at, scores, no, torch.tensor([False]), nobody, 1, 9)[0].tolist() == [[8, -1]]
+    assert outcome(looked_at, scores, no, *rest)[0].tolist() == [[8, -1]]

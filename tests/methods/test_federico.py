@@ -11,6 +11,7 @@ import kinfolk
 from conftest import last_edges, make_federation, tiny_experiment
 from kinfolk import Training, engines
 from kinfolk.cohort.cohort import initial_model
+from kinfolk.matching import friendly
 from kinfolk.matching.cost import Cost
 from kinfolk.methods.federico import MOST, FedeRiCo
 from kinfolk.peers.faults import Faults
@@ -127,7 +128,7 @@ def test_a_loss_that_is_not_finite_is_forgotten_and_has_no_weight() -> None:
     tried = torch.tensor([[1, 2, 3]] * 8)
     losses = torch.tensor([[torch.inf, torch.nan, 4.0]] * 8, dtype=torch.float64)
     own = torch.tensor([1.0] + [torch.inf] * 7, dtype=torch.float64)
-    after, seen, mine = shard.method._remembered(shard.cohort, table, tried, losses, own)
+    after, seen, mine = friendly.smoothed(table, shard.cohort.ids, tried, losses, own, 0.5)
     assert after[0, :4].tolist()[:2] == [1.0, 2.0]
     assert after[0, 2].isnan()
     assert after[0, 3] == 4.0

@@ -8,24 +8,14 @@ from test_panm import N, engine_of, see_perfectly, silence
 
 import kinfolk
 from conftest import tiny_experiment
-from kinfolk.matching import mixture
+from kinfolk.matching import mixture, outcome
 from kinfolk.methods.panm import PANM
 
-NAMES = (*mixture.CASES, "list_emptied")
+NAMES = outcome.COUNTED
 
 
 def counts(engine: Any) -> dict[str, int]:
     return dict(zip(NAMES, torch.cat([shard.state.cases for shard in engine.shards]).sum(dim=0).tolist()))
-
-
-def test_cases_are_counted_one_by_one_and_beside_others() -> None:
-    before = torch.tensor([[3] + [0] * (len(NAMES) - 1), [0] * len(NAMES)], dtype=torch.int32)
-    after = mixture.counted(before, torch.tensor([0b1, 0b1000100]), torch.tensor([False, True]))
-    assert [dict(zip(NAMES, row)) for row in after.tolist()] == [
-        {**dict.fromkeys(NAMES, 0), "nobody_answered": 4},
-        {**dict.fromkeys(NAMES, 0), "no_information": 1, "cycle": 1, "list_emptied": 1},
-    ]
-    assert after.dtype == before.dtype
 
 
 @pytest.mark.parametrize("preset", ["paper", "robust"])

@@ -121,7 +121,7 @@ def test_a_sample_stays_within_reach_with_exclude_and_within(
         row = [j for j in chosen[i].tolist() if j >= 0]
         assert set(row) <= free
         assert len(row) == len(set(row)) == min(count, len(free))
-    assert peers.others(2).tolist() == [sum(client == i for client, _ in pairs) for i in range(n)]
+    assert peers.others().tolist() == [sum(client == i for client, _ in pairs) for i in range(n)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -354,4 +354,4 @@ def test_bad_settings_are_one_line(peers: dict[str, Any], words: str) -> None:
 
 def test_by_default_everybody_reaches_everybody_and_nothing_is_built() -> None:
     assert Access().network(10, 0) == (None, [])
-    assert np.array_equal(Peers(3, Host(torch.arange(3)), InProcess()).others(1), [2, 2, 2])
+    assert np.array_equal(Peers(3, Host(torch.arange(3)), InProcess()).others(), [2, 2, 2])

@@ -115,11 +115,10 @@ class Federation:
         sizes[0] = self.train.y.numel()
         return replace(self, train=replace(self.train, starts=torch.zeros_like(self.train.starts), sizes=sizes))
 
-    def class_counts(self) -> np.ndarray:
-        """Training samples per client and class: [n, C]."""
-        flat = torch.bincount(
-            self.train.owners() * self.classes + self.train.y.cpu(), minlength=self.clients * self.classes
-        )
+    def class_counts(self, part: Part | None = None) -> np.ndarray:
+        """Samples per client and class, [n, C]: of training, or of another part."""
+        part = part or self.train
+        flat = torch.bincount(part.owners() * self.classes + part.y.cpu(), minlength=self.clients * self.classes)
         return flat.view(self.clients, self.classes).numpy()
 
     @classmethod

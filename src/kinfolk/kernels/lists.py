@@ -157,8 +157,8 @@ def contains(lists: Tensor, ids: Tensor, drop: bool = False) -> Tensor:
 
 @triton.jit(do_not_specialize=["c", "w", "split", "count", "step", "listed_step"])
 def _outcome(
-    looked_at, scores, kin, skipped, listed, same, rest, c, w, split, count, step, listed_step,
-    WIDTH: tl.constexpr, LISTED: tl.constexpr,
+    looked_at, scores, kin, skipped, listed, cases, counts, same, rest, counted, c, w, split, count, step, listed_step,
+    WIDTH: tl.constexpr, LISTED: tl.constexpr, KINDS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
@@ -170,9 +170,15 @@ def _outcome(
     again = before < -1
     for known in range(split):
         again = again | (before == tl.load(looked_at + row * step + known))
-    others = tl.where(again & (tl.load(skipped + row) == 0), -1, before)
+    void = tl.load(skipped + row) != 0
+    others = tl.where(again & ~void, -1, before)
     tl.store(rest + row * w + place, others, mask=place < w)
-    if (tl.max(alike.to(tl.int32)) > 0) | (tl.max(others) >= 0):
+    somebody = (tl.max(alike.to(tl.int32)) > 0) | (tl.max(others) >= 0)
+    kind = tl.arange(0, KINDS)
+    emptied = (~somebody & ~void).to(tl.int32)
+    now = tl.where(kind == KINDS - 1, emptied, (tl.load(cases + row).to(tl.int32) >> kind) & 1)
+    tl.store(counted + row * KINDS + kind, tl.load(counts + row * KINDS + kind) + now)
+    if somebody:
         tl.store(same + row * c + column, tl.where(alike, ids, -1), mask=here)
     else:
         values = tl.load(scores + row * c + column, mask=here, other=0.0)
@@ -186,14 +192,17 @@ def _outcome(
 
 
 def outcome(
-    looked_at: Tensor, scores: Tensor, kin: Tensor, skipped: Tensor, listed: Tensor, split: int, count: int
-) -> tuple[Tensor, Tensor]:
-    """`outcome.outcome`."""
-    looked_at, listed = aligned(looked_at), aligned(listed)
+    looked_at: Tensor, scores: Tensor, kin: Tensor, skipped: Tensor, listed: Tensor, split: int, count: int,
+    cases: Tensor | None, counts: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`outcome.outcome`; counts have a power of two of columns."""
+    looked_at, listed, void = aligned(looked_at), aligned(listed), skipped.contiguous().view(torch.uint8)
     same, rest = (torch.empty(ids.shape, dtype=torch.int64, device=ids.device) for ids in (looked_at, listed))
+    counted = torch.empty_like(counts)
     _outcome[(looked_at.shape[0],)](
-        looked_at, scores.contiguous(), kin.contiguous().view(torch.uint8), skipped.contiguous().view(torch.uint8),
-        listed, same, rest, looked_at.shape[1], listed.shape[1], split, count, looked_at.stride(0), listed.stride(0),
-        WIDTH=tile(looked_at.shape[1]), LISTED=tile(listed.shape[1], LONG),
+        looked_at, scores.contiguous(), kin.contiguous().view(torch.uint8), void, listed,
+        void if cases is None else cases.contiguous(), counts.contiguous(), same, rest, counted,
+        looked_at.shape[1], listed.shape[1], split, count, looked_at.stride(0), listed.stride(0),
+        WIDTH=tile(looked_at.shape[1]), LISTED=tile(listed.shape[1], LONG), KINDS=counts.shape[1],
     )  # fmt: skip
-    return same, rest
+    return same, rest, counted

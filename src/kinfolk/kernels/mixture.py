@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDEST = 62  # peers looked at: bits of a state
 STATES = 128  # at least one more than rounds
 
 

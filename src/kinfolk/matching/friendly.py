@@ -123,6 +123,21 @@ def noisy(vectors: Tensor, longest: float, deviation: float, seed: int, t: int, 
     return cut + deviation * randomness.normal(seed, "proxy noise", t, sender, vectors.shape[1]).to(vectors.dtype)
 
 
+def smoothed(
+    before: Tensor, mine: Tensor, ids: Tensor, losses: Tensor, own: Tensor, keep: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Running averages [m, n] of losses, and of them those of the peers ids [m, k] and one's own [m] (mine: whose).
+
+    One that is not finite is NaN, does not count, and is not remembered: an average would never get rid of it.
+    """
+    ids = torch.cat([ids, mine[:, None]], dim=1)
+    seen = torch.cat([losses, own[:, None]], dim=1)
+    seen = torch.where(torch.isfinite(seen), seen, torch.nan)
+    after = remembered(before, spread(ids, seen, before.shape[1]), keep)
+    smooth = torch.where(seen.isnan(), torch.nan, after.gather(1, ids.clamp(min=0)))
+    return after, smooth[:, :-1], smooth[:, -1]
+
+
 def spread(ids: Tensor, values: Tensor, n: int) -> Tensor:
     """values [m, k] of the peers ids [m, k] (-1: none) as a table [m, n], NaN for everybody else."""
     table = torch.full((ids.shape[0], n + 1), torch.nan, dtype=torch.float64, device=ids.device)

@@ -36,13 +36,6 @@ class Match:
         return {name: int((self.cases >> bit & 1).sum()) for bit, name in enumerate(CASES)}
 
 
-def counted(before: Tensor, cases: Tensor, *more: Tensor) -> Tensor:
-    """How often each case has come up, [m, q], after `before` and one matching: cases [m], and more [m] bool each."""
-    bits = torch.arange(before.shape[1] - len(more), device=cases.device)
-    now = torch.cat([cases[:, None] >> bits & 1, *(one[:, None] for one in more)], dim=1)
-    return before + now.to(before.dtype)
-
-
 def match(similarity: Tensor, observed: Tensor | None, listed: Tensor, seeds: int) -> Match:
     """Split each client's peers into same cluster and others.
 
@@ -105,7 +98,7 @@ def _fit(
         before = torch.stack([(following == past).all(dim=1) for past in seen])  # [past states, m]
         back = running & before.any(dim=0)
         if bool(back.any()):
-            zero = torch.where(back[:, None], _best_of_cycle(seen, likelihoods, before, back, zero), zero)
+            zero = torch.where(back[:, None], _best_of_cycle(seen, likelihoods, before), zero)
             cycled |= back
             running &= ~back
             following = torch.where(back[:, None], zero, following)
@@ -117,13 +110,13 @@ def _fit(
     return zero, mean, variance, cycled
 
 
-def _best_of_cycle(seen: list[Tensor], likelihoods: list[Tensor], before: Tensor, back: Tensor, zero: Tensor) -> Tensor:
+def _best_of_cycle(seen: list[Tensor], likelihoods: list[Tensor], before: Tensor) -> Tensor:
     """For each client in a cycle, the state of the cycle with the larger classification log-likelihood."""
     states, values = torch.stack(seen), torch.stack(likelihoods)  # [s, m, c], [s, m]
     entered = before.to(torch.int8).argmax(dim=0)  # where the cycle begins
-    inside = torch.arange(states.shape[0], device=zero.device)[:, None] >= entered
+    inside = torch.arange(states.shape[0], device=states.device)[:, None] >= entered
     best = torch.where(inside, values, -torch.inf).argmax(dim=0)
-    return states.gather(0, best[None, :, None].expand(1, *zero.shape))[0]
+    return states.gather(0, best[None, :, None].expand(1, *states.shape[1:]))[0]
 
 
 def _estimate(y: Tensor, observed: Tensor, zero: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,7 @@ class DPDSGT(Budget):
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         tracker, gradient = self._track(t, cohort, state)
-        ids, degree = linked(peers), peers.others(t)
+        ids, degree = linked(peers), peers.others()
         peers.publish(t, weights=cohort.weights, tracker=tracker, degree=degree)
         pool = peers.pull(t, ids, ("weights", "tracker", "degree"))
         shares, own = metropolis(degree, pool, ids)

@@ -84,7 +84,7 @@ class FedeRiCo:
         peers.publish(t, weights=cohort.weights)
         pool = peers.pull(t, tried)
         losses, own = self._losses(cohort, pool, tried)
-        table, losses, own = self._remembered(cohort, state.loss, tried, losses, own)
+        table, losses, own = friendly.smoothed(state.loss, cohort.ids, tried, losses, own, 1 - self.memory)
         shares, mine = friendly.boltzmann(losses, own, 1.0)
         self._backbone.mix(cohort, pool, tried, shares, mine)
         return Memory(**nothing(cohort) | {"loss": table, "neighbors": tried})
@@ -109,17 +109,6 @@ class FedeRiCo:
         rows = torch.arange(len(cohort))
         return losses, judging.score(cohort, cohort.weights, rows, rows, cohort.data.train).loss
 
-    def _remembered(
-        self, cohort: Cohort, table: Tensor, tried: Tensor, losses: Tensor, own: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The running averages [m, n], and of them those just looked at [m, k] (NaN: not) and one's own [m]."""
-        ids = torch.cat([tried, cohort.ids[:, None]], dim=1)
-        seen = torch.cat([losses, own[:, None]], dim=1)
-        seen = torch.where(torch.isfinite(seen), seen, torch.nan)
-        table = friendly.remembered(table, friendly.spread(ids, seen, cohort.n), 1 - self.memory)
-        smooth = torch.where(seen.isnan(), torch.nan, table.gather(1, ids.clamp(min=0)))
-        return table, smooth[:, :-1], smooth[:, -1]
-
     # -- the full form -------------------------------------------------------------------------------------------
 
     def _mixture(self, t: int, cohort: Cohort, state: Memory, peers: Peers) -> Memory:
@@ -128,7 +117,7 @@ class FedeRiCo:
         tried = self.tried(t, cohort, state.loss, peers, self.components)
         pool = peers.pull(t, tried)
         losses, own = self._losses(cohort, pool, tried)
-        table, prior, mine = self._remembered(cohort, state.loss, tried, losses, own)
+        table, prior, mine = friendly.smoothed(state.loss, cohort.ids, tried, losses, own, 1 - self.memory)
         shares, mine = friendly.boltzmann(losses + prior, own + mine, 1.0)  # π exp(-loss), π being exp(-average)
         rows = pool.rows(tried)
         cohort.round.edges.append((cohort.ids, tried, shares))

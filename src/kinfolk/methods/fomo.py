@@ -5,7 +5,7 @@ Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from kinfolk.cohort.cohort import Cohort
 from kinfolk.errors import UserError
 from kinfolk.matching import cost, lists
 from kinfolk.methods import companions, holdout
-from kinfolk.methods.choice import Choice, Memory
+from kinfolk.methods.choice import Choice, Chosen, Memory
 from kinfolk.methods.registry import register
 from kinfolk.peers.base import Peers, Pool
 from kinfolk.settings import setting
@@ -59,9 +59,10 @@ class FedFOMO:
         return State(**self._choice.start(cohort), trust=trust)
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
-        chosen = self._choice.before(t, cohort, state, peers)
         if self.choice == "random":
-            chosen = replace(chosen, ids=self._candidates(t, cohort, state.trust, peers))
+            chosen = Chosen(self._candidates(t, cohort, state.trust, peers))
+        else:
+            chosen = self._choice.before(t, cohort, state, peers)
         before = cohort.weights
         cohort.train(t)
         peers.publish(t, weights=cohort.weights)

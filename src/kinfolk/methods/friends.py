@@ -186,7 +186,8 @@ class Friends:
         fields = self._learnt(memory, seen, known, peers) | {"neighbors": ids, "loss": memory.loss}
         if self.worth is None:
             return Weighed(None, float(self.taste.self_in_agg), fields)
-        fields["loss"], loss, own = self._smoothed(self.worth, cohort, memory.loss, ids, loss, own)
+        keep = self.worth.gamma if self.worth.loss_smoothing == "ema" else 0.0
+        fields["loss"], loss, own = friendly.smoothed(memory.loss, cohort.ids, ids, loss, own, keep)
         shares, mine = friendly.boltzmann(loss, own, self.worth.temperature)
         return Weighed(shares, mine if self.taste.self_in_agg else 0.0, fields)
 
@@ -314,20 +315,6 @@ class Friends:
             "similarity": similarity,
             "fallbacks": memory.fallbacks + known.fallback,
         }
-
-    def _smoothed(
-        self, worth: Contribution, cohort: Cohort, before: Tensor, ids: Tensor, loss: Tensor, own: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The losses [m, n] to remember; and those of friends [m, k] and oneself [m] as they count in this round.
-
-        One that is not finite does not count, and is not remembered: an average would never get rid of it.
-        """
-        all_ids, now = torch.cat([ids, cohort.ids[:, None]], dim=1), torch.cat([loss, own[:, None]], dim=1)
-        now = torch.where(torch.isfinite(now), now, torch.nan)
-        keep = worth.gamma if worth.loss_smoothing == "ema" else 0.0
-        kept = friendly.remembered(before, friendly.spread(all_ids, now, cohort.n), keep)
-        smooth = torch.where(now.isnan(), torch.nan, kept.gather(1, all_ids.clamp(min=0)))
-        return kept, smooth[:, :-1], smooth[:, -1]
 
 
 def _everybody(cohort: Cohort) -> Tensor:

@@ -30,7 +30,8 @@ from kinfolk.cohort.judging import Look
 from kinfolk.matching import company, cost, evidence, mixture
 from kinfolk.matching.confident import confident
 from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, nobody, packed, without
-from kinfolk.matching.outcome import outcome
+from kinfolk.matching.outcome import COUNTED, outcome
+from kinfolk.matching.outcome import nothing as counts
 from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
 from kinfolk.methods import holdout
 from kinfolk.methods.registry import register
@@ -54,7 +55,7 @@ class State:
     unit: Tensor  # [m] the spread that evidence is measured in
     met: Tensor  # [m, *] when a client last averaged with each peer (with `company`; else [m, 0])
     cases: Tensor  # [m, q] how often each of these has come up in a matching
-    counted: ClassVar = "cases", (*mixture.CASES, "list_emptied")
+    counted: ClassVar = "cases", COUNTED
 
 
 @register("panm")
@@ -146,8 +147,7 @@ class PANM:
         unit = torch.zeros(len(cohort), dtype=torch.float64, device=cohort.device)
         empty = torch.full((len(cohort), self.neighbors), -1, device=cohort.device)
         met = company.nothing(len(cohort), cohort.n if self.company else 0, cohort.device)
-        cases = torch.zeros(len(cohort), len(mixture.CASES) + 1, dtype=torch.int32, device=cohort.device)
-        return State(empty, *nothing, unit, met, cases)
+        return State(empty, *nothing, unit, met, counts(len(cohort), cohort.device))
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         before = cohort.weights
@@ -249,16 +249,16 @@ class PANM:
             kin, skipped, cases = found.same, found.skipped, found.cases
         else:
             kin, skipped, state = self._judge(looked_at, similarity, old, state)
-            cases = skipped.to(torch.int64)  # the first: nobody answered
+            cases = None
 
         if self.company:
             mine = company.since(state.met, self._since(t, cohort.n))
             kin = kin & company.kept(mine, pool["company"], pool.rows(looked_at), old)
 
         # H, and who is listed but was not looked at this time
-        same, rest = outcome(looked_at, similarity, kin, skipped, listed, known.shape[1], self.neighbors)
-        emptied = ~(skipped | kin.any(dim=1) | (rest >= 0).any(dim=1))
-        state = replace(state, cases=mixture.counted(state.cases, cases, emptied))
+        judged = looked_at, similarity, kin, skipped, listed, known.shape[1], self.neighbors
+        same, rest, seen = outcome(*judged, cases, state.cases)
+        state = replace(state, cases=seen)
         matched = torch.cat([same, rest], dim=1)
         cohort.watch(looked_at, similarity, listed, matched, measure, update=update)
         mixed = self._first(cohort, t, same, rest)

@@ -85,7 +85,7 @@ class PENS:
         if t < self.discover_rounds:
             return State(neighbors, selected, sampled)
         nothing = selected[:, :0].clone()
-        return State(self.permanent(selected, sampled, peers.others(t)), nothing, nothing)
+        return State(self.permanent(selected, sampled, peers.others()), nothing, nothing)
 
     def permanent(self, selected: Tensor, sampled: Tensor, others: Tensor | None = None) -> Tensor:
         """The lists Π [m, *] of those selected [m, n] often enough for how often they were sampled [m, n].

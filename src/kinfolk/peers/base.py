@@ -165,8 +165,8 @@ class Peers:
         barred = own[:, :0] if exclude is None else lists.places(exclude)
         return lists.take(_draw(self.host.seed, purpose, t, ids, lists.sizes, own, barred, self.n, count))
 
-    def others(self, t: int) -> Tensor:
-        """How many peers each client can reach, in round t or another: [m]."""
+    def others(self) -> Tensor:
+        """How many peers each client can reach, in some round: [m]."""
         ever = None if self.reach is None else self.reach.ever
         return torch.full_like(self.host.ids, self.n - 1) if ever is None else ever.sizes
 
