@@ -11,6 +11,7 @@ from test_afind import N, engine_of, rows
 import kinfolk
 from conftest import last_edges, tiny_experiment
 from kinfolk import engines
+from kinfolk.matching import friendly
 from kinfolk.methods.afind import AFIND, AFINDPlus
 from kinfolk.methods.backbone import Backbone
 from kinfolk.peers.faults import Faults
@@ -89,23 +90,22 @@ def test_whoever_gave_no_loss_in_this_round_has_no_weight_in_it(smoothing: Any) 
     assert forgotten > 5
 
 
-@pytest.mark.parametrize("smoothing", ["two-point", "ema"])
-def test_a_loss_that_is_not_finite_is_not_remembered(smoothing: Any) -> None:
-    method = AFINDPlus(loss_smoothing=smoothing, gamma=0.6)
-    cohort, friends = engine_of(method).shards[0].cohort, method._friends
+@pytest.mark.parametrize("keep", [0.0, 0.6])
+def test_a_loss_that_is_not_finite_is_not_remembered(keep: float) -> None:
+    mine = torch.arange(N)
     ids = torch.tensor([[(i + 1) % N, (i + 2) % N, -1] for i in range(N)])
     table = torch.full((N, N), torch.nan, dtype=torch.float64)
     one = torch.ones(N, dtype=torch.float64)
     bad = torch.tensor([[math.inf, 2.0, math.nan]] * N, dtype=torch.float64)
-    table, loss, own = friends._smoothed(method, cohort, table, ids, bad, one * math.inf)
+    table, loss, own = friendly.smoothed(table, mine, ids, bad, one * math.inf, keep)
     assert loss.isfinite().tolist() == [[False, True, False]] * N
     assert not own.isfinite().any()
     good = torch.tensor([[3.0, 4.0, math.nan]] * N, dtype=torch.float64)
-    table, loss, own = friends._smoothed(method, cohort, table, ids, good, one)
-    second = 0.6 * 2.0 + 0.4 * 4.0 if smoothing == "ema" else 4.0
+    table, loss, own = friendly.smoothed(table, mine, ids, good, one, keep)
+    second = keep * 2.0 + (1 - keep) * 4.0
     assert loss[0, :2].tolist() == pytest.approx([3.0, second])  # as if seen for the first time
     assert torch.equal(own, one)
-    _, loss, own = friends._smoothed(method, cohort, table, ids, bad, one * math.nan)
+    _, loss, own = friendly.smoothed(table, mine, ids, bad, one * math.nan, keep)
     assert loss.isfinite().tolist() == [[False, True, False]] * N  # nor does an earlier one stand in for it
     assert not own.isfinite().any()
 
