@@ -141,3 +141,49 @@ def test_a_comparison_is_not_resumed_like_a_run(command: Command) -> None:
 def test_a_folder_of_single_runs_is_no_comparison(command: Command) -> None:
     kinfolk.run(SHORT)
     assert command("show", "runs").message == "runs is not a run folder: it has no config.toml"
+
+
+def test_one_run_in_a_folder_of_its_own_makes_no_comparison_of_that_folder(command: Command) -> None:
+    assert command("run", "digits", "run.rounds=1", "--out", "some/random-seed0").code == 0
+    told = command("show", "some").message
+    assert told == "some is not a run folder: it has no config.toml; there is a run in some/random-seed0"
+    command("compare", "digits", "run.rounds=1", "--methods", "random", "--out", "c")
+    for path in ("comparison.json", "local-seed0/config.toml", "oracle-seed0/config.toml"):
+        Path("c", path).unlink()
+    assert "c is a comparison that was not completed" in command("show", "c").message
+
+
+def test_a_neighbouring_folder_of_any_kind_does_not_hide_what_a_folder_is_not(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("words", 'method = "x"\nrun = 3\n'), ("none", ""), ("odd", "x = [")):
+        Path("some", name).mkdir(parents=True)
+        Path("some", name, "config.toml").write_text(f'{text}[kinfolk]\nversion = "0.1.0"\n', encoding="utf-8")
+    Path("some/closed").mkdir()
+    real = Path.is_file
+
+    def refused(self: Path) -> bool:
+        if self.parent.name == "closed":
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert command("show", "some").message == "some is not a run folder: it has no config.toml"
+    with pytest.raises(UserError, match="some is not a run folder"):
+        kinfolk.resume("some")
+
+
+def test_a_damaged_run_leaves_its_comparisons_table_readable(command: Command) -> None:
+    kinfolk.compare(SHORT, ["random"], out="c")
+    Path("c/random-seed0/config.toml").write_text("x = [", encoding="utf-8")
+    ended = command("show", "c")
+    assert ended.code == 0
+    assert "random" in ended.out
+    assert ended.err.startswith("note: c/random-seed0/config.toml is not TOML")
+
+
+@pytest.mark.parametrize("change", [{"runs": []}, {"runs": {"local": "a"}}, {"runs": {"local": [3]}}, {"rows": {}}])
+def test_a_table_of_another_form_is_damaged(command: Command, change: dict[str, Any]) -> None:
+    made = kinfolk.compare(SHORT, ["random"], out="c").as_dict()
+    Path("c/comparison.json").write_text(json.dumps({**made, **change}), encoding="utf-8")
+    assert "c/comparison.json is damaged: 'rows' must be" in command("show", "c").message

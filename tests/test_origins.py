@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -192,3 +193,48 @@ def test_an_unfinished_run_without_a_checkpoint_starts_anew() -> None:
     with pytest.raises(KeyboardInterrupt):
         kinfolk.run(sections(), out="a", observer=Stop())
     assert kinfolk.resume("a", rounds=3).summary["round"] == 3
+
+
+def test_models_are_read_without_the_table_of_clients() -> None:
+    kinfolk.run(sections(), data=OWN, out="own")
+    models = kinfolk.experiment.read_result(Path("own")).weights()
+    Path("own/clients.csv").unlink()
+    assert torch.equal(kinfolk.experiment.read_result(Path("own")).weights(), models)
+    kinfolk.run(sections(method={"name": "fedavg"}), data=OWN, out="one")
+    assert kinfolk.experiment.read_result(Path("one")).weights().shape[0] == 4
+
+
+def test_a_comparison_of_finished_runs_needs_none_of_their_checkpoints() -> None:
+    def net(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Linear(shape[0], classes)
+
+    made = kinfolk.compare(sections(), ["random"], data=OWN, model=net, out="c")
+    for path in Path("c/random-seed0/checkpoint").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes() + b"x")
+    said: list[str] = []
+
+    class Listener(kinfolk.Observer):
+        def notice(self, text: str) -> None:
+            said.append(text)
+
+    again = kinfolk.compare(sections(), ["random"], data=OWN, model=net, out="c", observer=Listener())
+    assert again.as_dict()["rows"] == made.as_dict()["rows"]
+    assert any("c/random-seed0 was run with this net is not known: " in text for text in said)
+
+
+@pytest.mark.parametrize("three", [np.int64(3), np.int32(3), torch.tensor(3), 3])
+def test_numbers_of_classes_of_every_type_go_into_a_run_and_out_again(three: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(9, 6, generator=generator), torch.arange(9) % 3) for _ in range(3)]
+    data = Federation.from_arrays(pairs, pairs, classes=three)
+    assert type(data.classes) is int
+    kinfolk.run(sections(method={"name": "fedavg"}), data=data, out="own")
+    kinfolk.export("own", "model.safetensors", data=data)
+    assert RunFolder.open(Path("own")).facts()["data"]["classes"] == 3
+
+
+@pytest.mark.parametrize("classes", [0, -1, 2.0, "3", True])
+def test_numbers_of_classes_that_are_none_are_one_line(classes: Any) -> None:
+    pairs = [(torch.zeros(2, 6), torch.tensor([0, 1]))]
+    with pytest.raises(UserError, match=r"classes = .*: a whole number from 1 on is needed"):
+        Federation.from_arrays(pairs, pairs, classes=classes)

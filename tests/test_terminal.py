@@ -52,3 +52,22 @@ def test_a_closed_standard_output_gets_nothing_and_the_work_is_done(monkeypatch:
     assert not end.value.code
     assert Path("digits-split.png").is_file()
     sys.stdout.close()
+
+
+def test_a_standard_output_that_can_do_no_more_than_write_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain:
+        def __init__(self) -> None:
+            self.text = ""
+
+        def write(self, text: str) -> int:
+            self.text += text
+            return len(text)
+
+        def flush(self) -> None:
+            pass
+
+    plain = Plain()
+    monkeypatch.setattr(sys, "stdout", plain)
+    terminal.accept_streams()
+    terminal.print_json({"bars": "█"})
+    assert json.loads(plain.text) == {"bars": "█"}

@@ -138,20 +138,28 @@ def complete(
     if before.run.rounds != config.run.rounds:
         lengths = f"{before.run.rounds} rounds where {config.run.rounds} are asked for"
         raise UserError(f"{path} holds another experiment, of {lengths}: choose another --out")
-    origins.refuse_others(found, before, data, model)
+    origins.refuse_others(found, before, data, model, "kinfolk.compare")
     if found.status().state == "finished":
         if model is not None:
-            _refuse_other_net(found, before, data, model)
+            _refuse_other_net(found, before, data, model, (observer or Observer()).notice)
         return read_result(path)
     return resume(path, data=data, model=model, device=config.run.device, observer=observer)
 
 
-def _refuse_other_net(folder: RunFolder, config: Config, data: Federation | None, model: Factory) -> None:
+def _refuse_other_net(
+    folder: RunFolder, config: Config, data: Federation | None, model: Factory, notice: Callable[[str], None]
+) -> None:
     """Of a finished run: one that goes on is looked at where it does."""
-    if checkpoint.rounds(folder.checkpoints):
-        parts, _ = prepare(config, torch.device("cpu"), data, model, lambda text: None, folder.path)
-        hint = "choose another --out for another model"
-        origins.refuse_other_net(folder.path, checkpoint.load(folder.checkpoints), Layout.of(parts.model()), hint)
+    if not checkpoint.rounds(folder.checkpoints):
+        return
+    try:
+        saved = checkpoint.load(folder.checkpoints)
+    except UserError as error:  # its row of the table needs no checkpoint
+        notice(f"whether {folder.path} was run with this net is not known: {error}")
+        return
+    parts, _ = prepare(config, torch.device("cpu"), data, model, lambda text: None, folder.path)
+    hint = "choose another --out for another model"
+    origins.refuse_other_net(folder.path, saved, Layout.of(parts.model()), hint)
 
 
 def _has_clusters(config: Config, data: Federation | None, notice: Callable[[str], None]) -> bool:

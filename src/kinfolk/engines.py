@@ -122,7 +122,7 @@ class Shard:
 
     def _unusual(self) -> tuple[Tensor | None, tuple[str, ...]]:
         """What the state counts of the out of the ordinary, [m, q], and its names; None if nothing."""
-        field, names = getattr(self.state, "counted", (None, ()))
+        field, names = _counted(self.state)
         return None if field is None else getattr(self.state, field).view(len(self.cohort), -1), names
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -155,8 +155,11 @@ class Shard:
             self.peers.attack.turned = tensors["turned"].to(device)
         if self.state is not None:
             fields = {key.split("/")[1]: value.to(device) for key, value in tensors.items() if "/" in key}
+            count, _ = _counted(self.state)
+            if count is not None and count not in fields:  # of a version that did not count: nothing hangs on it
+                fields[count] = getattr(self.state, count)
             if fields.keys() != {field.name for field in dataclasses.fields(self.state)}:
-                raise UserError("the checkpoint is of another version of the method: start the run anew")
+                raise UserError("its checkpoint is of another version of the method: remove the folder to start anew")
             self.state = type(self.state)(**fields)
         if "weights" in tensors and not self.lean:
             self.cohort.weights = tensors["weights"].to(device)
@@ -170,6 +173,12 @@ class Shard:
         self.cohort.personal = getattr(self.state, "personal", None)
         if "before_mixing" in tensors:
             self.cohort.round.before_mixing = tensors["before_mixing"].to(device)
+
+
+def _counted(state: Any) -> tuple[str | None, tuple[str, ...]]:
+    """The field in which a state counts what is out of the ordinary, and the names of that; None if it does not."""
+    field, names = getattr(type(state), "counted", (None, ()))
+    return field, names
 
 
 @dataclass(frozen=True)

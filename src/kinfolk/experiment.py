@@ -76,7 +76,7 @@ class Result:
 
     def weights(self) -> Tensor:
         """The models that the clients use after the last round, not yet tuned where a method does so: [n, d]."""
-        return origins.models(self._saved().tensors).expand(len(self.clients), -1)  # perhaps one for all
+        return origins.of_clients(self._saved().tensors)
 
     def load_into(self, module: nn.Module, client: int) -> nn.Module:
         """Write a client's trained weights into a module of the same kind."""
@@ -87,7 +87,7 @@ class Result:
         if hasattr(self.config.method, "wrap"):
             hint = f"{self.config.method_name} adds layers to yours: `kinfolk export {self.folder}` knows them"
         origins.refuse_other_net(self.folder, saved, layout, hint)
-        layout.load(origins.models(saved.tensors).expand(len(self.clients), -1)[client], module)
+        layout.load(origins.of_clients(saved.tensors)[client], module)
         return module
 
     def _saved(self) -> checkpoint.Checkpoint:
@@ -172,7 +172,10 @@ def _go_on(config: Config, engine: engines.Engine, opened: RunFolder, observer: 
             observer.notice(notice)
         hint = "the model, or what it is made for, is not that of the run"
         origins.refuse_other_net(opened.path, saved, engine.shards[0].cohort.layout, hint)
-        engines.restore(engine, saved.tensors, saved.round)
+        try:
+            engines.restore(engine, saved.tensors, saved.round)
+        except UserError as error:
+            raise UserError(f"{opened.path}: {error}") from None
         done, seconds = saved.round, float(saved.facts["seconds"])
     accounts = engines.accounts(engine)
     for account in accounts if done < config.run.rounds else ():

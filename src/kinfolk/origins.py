@@ -61,6 +61,11 @@ def models(tensors: Mapping[str, Tensor]) -> Tensor:
     return next(tensors[name] for name in ("state/personal", "weights", "shared/model") if name in tensors)
 
 
+def of_clients(tensors: Mapping[str, Tensor]) -> Tensor:
+    """The models that the clients of a checkpoint use: [n, d]."""
+    return models(tensors).expand(tensors["quarantined"].numel(), -1)
+
+
 def _refuse_other_data(folder: RunFolder, before: Mapping[str, Any] | None, data: Federation) -> None:
     """`before`: the fingerprint of the run's own data, None in runs of versions that kept none."""
     clients = int(folder.config()["data"]["clients"])

@@ -1,5 +1,6 @@
 """How often something out of the ordinary has decided for a client, in the rows of metrics."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from test_panm import N, engine_of, see_perfectly, silence
 
 import kinfolk
 from conftest import tiny_experiment
+from kinfolk import engines
 from kinfolk.matching import mixture, outcome
 from kinfolk.methods.panm import PANM
 
@@ -86,3 +88,44 @@ def test_friends_taken_though_nobody_passed_are_counted() -> None:
     assert [row.get("unusual") for row in result.metrics] == [None, {"nobody_passed": n}, {"nobody_passed": 2 * n}]
     plain = kinfolk.run(tiny_experiment(method={"name": "gossip", "backbone": "full"}), out="b")
     assert "unusual" not in plain.metrics[-1]
+
+
+def test_a_run_of_a_version_that_did_not_count_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"name": "panm", "preset": "paper", "neighbors": 2, "candidates": 3, "discover_rounds": 1}
+    snapshot = engines.Shard.snapshot
+
+    def earlier(self: engines.Shard) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in snapshot(self).items() if name != "state/cases"}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engines.Shard, "snapshot", earlier)
+        kinfolk.run(tiny_experiment(method=settings, run={"rounds": 2}), out="a")
+    whole = kinfolk.run(tiny_experiment(method=settings, run={"rounds": 4}), out="b")
+    assert torch.equal(kinfolk.resume("a", rounds=4).weights(), whole.weights())
+
+
+def test_a_checkpoint_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = engines.Shard.snapshot
+    with monkeypatch.context() as patched:
+        patched.setattr(engines.Shard, "snapshot", lambda self: {**snapshot(self), "state/more": self.quarantined})
+        kinfolk.run(tiny_experiment(method={"name": "fedavg"}, run={"rounds": 1}), out="a")
+    with pytest.raises(kinfolk.UserError, match="a: its checkpoint is of another version of the method: remove"):
+        kinfolk.resume("a", rounds=2)
+
+
+def test_a_users_state_may_have_a_field_of_that_name() -> None:
+    @dataclass(frozen=True)
+    class State:
+        counted: torch.Tensor
+
+    @dataclass(frozen=True)
+    class Counting:
+        def start(self, cohort: Any) -> State:
+            return State(torch.zeros_like(cohort.ids))
+
+        def step(self, t: int, cohort: Any, state: State, peers: Any) -> State:
+            cohort.train(t)
+            return State(state.counted + 1)
+
+    kinfolk.register("counting-test")(Counting)
+    assert "unusual" not in kinfolk.run(tiny_experiment(method={"name": "counting-test"}), out="a").metrics[-1]

@@ -73,7 +73,7 @@ def accept_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open to the end
-        elif stream.errors == "strict" and hasattr(stream, "reconfigure"):
+        elif getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
@@ -82,7 +82,7 @@ def print_json(value: Any) -> None:
 
     text = strict_json(value)
     try:
-        text.encode(sys.stdout.encoding or "utf-8")
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         text = json.dumps(json.loads(text))  # the same in ASCII: a character replaced would be another value
     print(text)

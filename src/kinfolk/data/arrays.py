@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,17 @@ def stacked(pairs: Sequence[Any], kind: str, shape: tuple[int, ...] | None = Non
             place.copy_(x)
             _refuse_infinite(place, x, f"client {client} {kind}")
     return whole, torch.cat(ys), sizes
+
+
+def whole(number: Any, name: str) -> int:
+    """A positive whole number of any type that has one: Python's, numpy's, a tensor's."""
+    try:
+        found = operator.index(number)
+    except TypeError:
+        found = 0
+    if found < 1 or isinstance(number, bool):
+        raise UserError(f"{name} = {number!r}: a whole number from 1 on is needed")
+    return found
 
 
 def numbered(clusters: Any, clients: int) -> tuple[Tensor, list[str]]:

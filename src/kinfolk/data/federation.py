@@ -165,6 +165,7 @@ class Federation:
         if len(train) != len(test) or not len(train):
             raise UserError(f"{len(train)} training sets and {len(test)} test sets: one of each per client is needed")
         known, notes = (None, []) if clusters is None else arrays.numbered(clusters, len(train))
+        classes = None if classes is None else arrays.whole(classes, "classes")
         parts = [_stack(train, "train")]
         parts.append(_stack(test, "test", tuple(parts[0].x.shape[1:])))
         if common is not None:

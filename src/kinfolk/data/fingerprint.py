@@ -29,7 +29,7 @@ def shape(federation: Federation) -> dict[str, Any]:
     """What of the fingerprint costs nothing."""
     return {
         "clients": federation.clients,
-        "classes": federation.classes,
+        "classes": int(federation.classes),
         "input_shape": list(federation.input_shape),
     }
 

@@ -33,7 +33,13 @@ def read(folder: Path) -> dict[str, Any]:
 
 def outdated(folder: Path) -> str | None:
     """What has happened to a run since the table was made, if anything has."""
-    found = _read(folder)
+    try:
+        return _outdated(folder, _read(folder))
+    except UserError as error:  # of one of the runs, or it could not have been read
+        return str(error)
+
+
+def _outdated(folder: Path, found: dict[str, Any]) -> str | None:
     paths = [path for some in _runs(folder, found).values() for path in some]
     if gone := [path for path in paths if not (path / CONFIG).is_file()]:
         return f"{gone[0]}, which this table is made of, is not there"
@@ -56,6 +62,11 @@ def _read(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(found, dict) or not {"rows", "runs"} <= found.keys():
         raise UserError(f"{path} is damaged: it has no rows or no runs")
+    rows, runs = found["rows"], found["runs"]
+    table = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    lists = isinstance(runs, dict) and all(isinstance(some, list) for some in runs.values())
+    if not (table and lists and all(isinstance(path, str) for some in runs.values() for path in some)):
+        raise UserError(f"{path} is damaged: 'rows' must be a list of objects, 'runs' lists of folders by method")
     return found
 
 

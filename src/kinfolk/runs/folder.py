@@ -289,14 +289,16 @@ def free_path(base: Path) -> Path:
 
 def _no_run(path: Path) -> str:
     """Why a folder without a config is no run, and what to do where it is a comparison."""
-    run = next(filter(_is_compared, sorted(path.iterdir())), None) if path.is_dir() else None
+    runs: list[Path] = []
+    with contextlib.suppress(OSError):
+        runs = [each for each in sorted(path.iterdir()) if _is_compared(each)]
     again = f"ask for it again with --out {path}"
-    if run is None:
-        return f"{path} is not a run folder: it has no {CONFIG}"
-    if (path / COMPARISON).is_file():
-        return f"{path} is a comparison and no run: name one of its runs, as {run}, or {again}"
-    begun = RunFolder(run, None).facts().get("command", "kinfolk compare")
-    return f"{path} is a comparison that was not completed: to go on, {again} (it was begun by: {begun})"
+    if runs and (path / COMPARISON).is_file():
+        return f"{path} is a comparison and no run: name one of its runs, as {runs[0]}, or {again}"
+    begun = str(RunFolder(runs[0], None).facts().get("command", "")) if runs else ""
+    if begun.startswith("kinfolk compare ") or (len(runs) > 1 and not begun.startswith("kinfolk ")):
+        return f"{path} is a comparison that was not completed: to go on, {again} (it was begun by: {begun})"
+    return f"{path} is not a run folder: it has no {CONFIG}" + (f"; there is a run in {runs[0]}" if runs else "")
 
 
 def _is_compared(path: Path) -> bool:
@@ -304,9 +306,12 @@ def _is_compared(path: Path) -> bool:
     try:
         folder = RunFolder(path, None)
         config = folder.config() if (path / CONFIG).is_file() and folder.facts() else {}
-    except UserError:
+    except (UserError, OSError):
         return False
-    return path.name == f"{config.get('method', {}).get('name')}-seed{config.get('run', {}).get('seed')}"
+    method, run = config.get("method"), config.get("run")
+    if not isinstance(method, dict) or not isinstance(run, dict):
+        return False
+    return path.name == f"{method.get('name')}-seed{run.get('seed')}"
 
 
 def _make(path: Path, config: bytes) -> int:
