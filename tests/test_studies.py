@@ -11,6 +11,7 @@ import pytest
 import tomli_w
 
 from kinfolk import pictures
+from kinfolk.assembly import load_split
 from kinfolk.config import is_study, read, shipped
 from kinfolk.data.partition.tasks import Alpha
 from kinfolk.errors import UserError
@@ -176,6 +177,8 @@ def test_every_shipped_study_is_sound(name: str) -> None:
         assert cell.config.run.evaluate_every in usual
         if "/small/" in name:
             assert cell.config.data.name == ("fashion-mnist" if "fmnist" in name else "digits")
+        if cell.config.data.name == "digits":  # there are samples enough for it
+            assert len(load_split(cell.config)[1].train) == cell.config.data.clients
     if "/small/" not in name:
         assert study.unstated
 

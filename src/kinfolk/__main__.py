@@ -38,7 +38,8 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
 
 def _leave() -> NoReturn:
     try:
-        os.write(2, b"kinfolk: stopped\n")  # a print may be what was interrupted
+        cursor = b"\x1b[?25h" if os.isatty(2) else b""  # a progress bar may have hidden it
+        os.write(2, cursor + b"kinfolk: stopped\n")  # a print may be what was interrupted
     finally:
         os._exit(130)
 

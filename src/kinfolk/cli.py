@@ -147,6 +147,7 @@ def show(
         terminal.print_json(facts)
     else:
         _show(run)
+    sys.stdout.flush()
     if png is not None:  # after the table, which is there whatever becomes of the picture
         _draw(run, facts, png)
         if not as_json:
@@ -259,6 +260,9 @@ def main() -> None:
         code = app(prog_name="kinfolk", standalone_mode=False)
         sys.stdout.flush()  # a full disk shows here, and not after the last chance to say so
     except Exception as error:
+        terminal.give_up_output()
+        if isinstance(error, BrokenPipeError):  # whoever read has read enough
+            sys.exit(1)
         _known_failure(error)
         raise
     if code == 130:  # typer's word for Ctrl-C

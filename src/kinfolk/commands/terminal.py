@@ -69,12 +69,28 @@ def console() -> Console:
 
 def accept_streams() -> None:
     """Whoever calls may have closed a stream, or given it an encoding that lacks characters of ours: do without."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # the next file or pipe would get this number, and be taken for the stream
+            os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open to the end
         elif getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+
+
+def give_up_output() -> None:
+    """What standard output does not take is not offered once more when Python ends, which would say so at length."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
 
 
 def print_json(value: Any) -> None:
@@ -85,7 +101,7 @@ def print_json(value: Any) -> None:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         text = json.dumps(json.loads(text))  # the same in ASCII: a character replaced would be another value
-    print(text)
+    print(text, flush=True)  # whatever comes next, this is out
 
 
 def fail(message: str, code: int) -> NoReturn:
