@@ -48,6 +48,28 @@ def test_a_run_keeps_the_mean_image_of_every_label_in_every_domain() -> None:
     assert np.abs(255 * (means[there] - low) / (high - low) - found.images[there]).max() < 0.51
 
 
+@pytest.mark.parametrize("source", ["sums", "classifier"])
+@pytest.mark.parametrize("new", [True, False])
+def test_shards_say_the_same_of_domains_and_draw_the_same_pictures(source: str, new: bool) -> None:
+    settings = experiment(source=source)
+    if not new:
+        del settings["data"]["new_clients"]
+    found = []
+    for number, engine in enumerate([{}, {"engine": "sharded", "shards": 3}]):
+        run = {**settings["run"], "precision": "float64", **engine}
+        result = kinfolk.run({**settings, "run": run}, out=f"run{number}")
+        row = {name: value for name, value in result.metrics[-1].items() if "domain_" in name}
+        assert {"domain_ari", "domain_ari_clients", "domain_table"} <= row.keys()
+        assert ("new_domain_table" in row) == new
+        found.append((row, read_portraits(result.folder)))
+    (one, picture), (several, again) = found
+    for name, value in one.items():
+        assert np.abs(np.asarray(value, float) - np.asarray(several[name], float)).max(initial=0) < 1e-9, name
+    assert np.array_equal(picture.samples, again.samples)
+    assert np.abs(picture.images.astype(int) - again.images.astype(int)).max() <= 1  # a mean on the edge of two shades
+    assert sum(map(sum, one["domain_table"])) == int(kinfolk.load_federation(result.config).train.y.numel())
+
+
 def test_without_new_clients_they_are_of_test_sets_and_without_images_there_are_none() -> None:
     settings = experiment(domains=2)
     del settings["data"]["new_clients"], settings["data"]["rotate"]

@@ -185,16 +185,23 @@ def outside(engine: engines.Engine) -> dict[str, float]:
 
 def of_method(engine: engines.Engine) -> dict[str, Any]:
     """For a row of metrics: what the method itself has to say of its state."""
-    shard = engine.shards[0]
-    said: dict[str, Any] = shard.method.report(shard.cohort, shard.state) if hasattr(shard.method, "report") else {}
-    return said
+    return _said(engine, "report", "reported")
 
 
 def files(engine: engines.Engine) -> dict[str, Any]:
     """What the method wants kept at the end of a run: name of a file -> what becomes JSON."""
-    shard = engine.shards[0]
-    kept: dict[str, Any] = shard.method.files(shard.cohort, shard.state) if hasattr(shard.method, "files") else {}
-    return kept
+    return _said(engine, "files", "filed")
+
+
+def _said(engine: engines.Engine, each: str, all_together: str) -> dict[str, Any]:
+    """What a method says of each cohort as one; without a way to join them it is the same of all."""
+    method = engine.shards[0].method
+    if not hasattr(method, each):
+        return {}
+    join = getattr(method, all_together, None)
+    parts = [getattr(method, each)(shard.cohort, shard.state) for shard in engine.shards[: 1 if join is None else None]]
+    found: dict[str, Any] = parts[0] if join is None else join(parts)
+    return found
 
 
 def diverged(results: Results, truth: Truth, rounds: int) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kinfolk.data.federation import Part
 from kinfolk.methods import discovery
 from kinfolk.methods.discovery import Moments, Sight
-from kinfolk.methods.domain_report import agreement, rand_index
+from kinfolk.methods.domain_report import agreement, rand_index, tables
 
 CLASSES, WIDTH = 3, 12
 
@@ -151,7 +151,7 @@ def test_the_rand_index_is_the_usual_one() -> None:
     true, found = (torch.randint(4, (60,), generator=draw) for _ in range(2))
     found[:40] = true[:40]
     part = Part(torch.zeros(60, 1), true, torch.tensor([0, 20, 30]), torch.tensor([20, 10, 30]), true)
-    row = agreement(found, true, part)
+    row = agreement(tables(found, true, part))
     assert row["domain_ari"] == pytest.approx(adjusted_rand_score(true, found))
     pieces = [slice(0, 20), slice(20, 30), slice(30, 60)]
     within = [adjusted_rand_score(true[some], found[some]) for some in pieces]
@@ -162,4 +162,6 @@ def test_the_rand_index_is_the_usual_one() -> None:
     assert rand_index(torch.tensor([[5.0]])) == 1
     half = true.clone()
     half[::2] = -1
-    assert agreement(found, half, part)["domain_ari"] == pytest.approx(adjusted_rand_score(true[1::2], found[1::2]))
+    some = agreement(tables(found, half, part))
+    assert some["domain_ari"] == pytest.approx(adjusted_rand_score(true[1::2], found[1::2]))
+    assert agreement(tables(found, torch.full_like(true, -1), part)) == {}

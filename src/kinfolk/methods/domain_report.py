@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, pad
 
 from kinfolk.cohort.cohort import Cohort
 from kinfolk.data.federation import Part
@@ -22,7 +24,10 @@ SIDE = 32  # pixels of a mean image, at most
 
 
 def report(cohort: Cohort, model: Tensor, occupancy: Tensor, asked: str | None) -> dict[str, Any]:
-    """A row's worth of the server's model [d]. asked: where a sample's domain comes from, if somebody is asked."""
+    """A row's worth of the server's model [d], and `tables` [k, true, found] of this cohort's samples in each domain.
+
+    asked: where a sample's domain comes from, if somebody is asked.
+    """
     module = cast(Bundle, copy.deepcopy(cohort.model))
     cohort.layout.load(model, module)
     net, views = module.net, cohort.layout.views(model[None])
@@ -35,30 +40,38 @@ def report(cohort: Cohort, model: Tensor, occupancy: Tensor, asked: str | None) 
         "dead_layer": [number for number, share in enumerate(dead) if share == 1],
         "domain_graph": net.graph.tolist(),
     }
-    if asked is not None and net.graph.shape[0] > 1:
-        row |= _matches(cohort, module, asked)
-    return row
-
-
-def _matches(cohort: Cohort, module: Bundle, asked: str) -> dict[str, Any]:
-    """How domains agree with the true ones, where these are known: in training, and as new clients are given them."""
-    row: dict[str, Any] = {}
-    train = cohort.data.train
+    if asked is None or net.graph.shape[0] == 1:
+        return row
+    train, new = cohort.data.train, cohort.data.newcomers
     if train.domains is not None:
         found = _taught(cohort, module, asked)
-        row |= agreement(found, torch.where(found < 0, -1, train.domains), train)
-    new = cohort.data.newcomers
+        row["tables"] = tables(found, torch.where(found < 0, -1, train.domains), train)
     if new is not None and new.domains is not None:
-        found = _guessed(module, new.x)
-        row |= {f"new_{name}": value for name, value in agreement(found, new.domains, new).items()}
+        row["new_tables"] = tables(_guessed(module, new.x), new.domains, new)
     return row
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row of all cohorts: how domains agree with the true ones, in training, and as new clients are given them."""
+    row = {name: value for name, value in parts[0].items() if name not in ("tables", "new_tables")}
+    if "tables" in parts[0]:
+        row |= agreement(_together([part["tables"] for part in parts]))
+    if "new_tables" in parts[0]:  # all cohorts know the same new clients
+        row |= {f"new_{name}": value for name, value in agreement(parts[0]["new_tables"]).items()}
+    return row
+
+
+def _together(tables: Sequence[Tensor]) -> Tensor:
+    """Tables [k, a, b] of several cohorts one below another, as wide as the widest."""
+    most = [max(table.shape[axis] for table in tables) for axis in (1, 2)]
+    return torch.cat([pad(table, (0, most[1] - table.shape[2], 0, most[0] - table.shape[1])) for table in tables])
 
 
 def _taught(cohort: Cohort, module: Bundle, asked: str) -> Tensor:
     """[N] domains that the teacher gives to the training samples of the first clients, -1 for those of others."""
     found = torch.full_like(cohort.data.train.y, -1)
     teacher = torch.cat([p.detach().flatten() for p in module.teacher.parameters()])
-    rows = torch.arange(min(len(cohort), CLIENTS))
+    rows = torch.nonzero(cohort.ids.cpu() < CLIENTS).flatten()
     for index, omega in domain_labels.opinions(cohort, asked, teacher, rows):
         found[index] = omega.argmax(dim=1)
     return found
@@ -70,25 +83,32 @@ def _guessed(module: Bundle, x: Tensor) -> Tensor:
         return torch.cat([module.student(some).argmax(dim=1) for some in torch.split(x, AT_ONCE)])
 
 
-def agreement(found: Tensor, true: Tensor, part: Part) -> dict[str, Any]:
-    """Adjusted Rand indices of domains found [N] and true [N], samples whose true domain is not known (-1) left out.
+def tables(found: Tensor, true: Tensor, part: Part) -> Tensor:
+    """[k, a, b] float64 on the CPU: how many samples of a client are of true domain a and found to be in b.
+
+    found, true: [N]; samples whose true domain is not known (-1) are left out.
+    """
+    owner = part.owners().to(true.device)
+    known = true >= 0
+    found, true, owner = found[known], true[known], owner[known]
+    wide = [int(numbers.max()) + 1 if numbers.numel() else 0 for numbers in (true, found)]
+    counts = torch.zeros((part.sizes.numel(), *wide), dtype=torch.float64, device=true.device)
+    counts.index_put_((owner, true, found), torch.ones_like(true, dtype=torch.float64), accumulate=True)
+    return counts.cpu()
+
+
+def agreement(tables: Tensor) -> dict[str, Any]:
+    """Adjusted Rand indices of found and true domains, from tables [k, a, b] of the clients; {} without samples.
 
     domain_ari: of all samples; domain_ari_clients: of clients, by the domain that most of their samples are in;
     domain_ari_within: mean over clients of that of their own samples, of those who have several true domains;
     domain_table: how many samples of each true domain (row) are found to be in which (column).
     """
-    owner = part.owners().to(true.device)
-    known = true >= 0
-    if not known.any():
-        return {}
-    found, true, owner = found[known], true[known], owner[known]
-    shape = (part.sizes.numel(), int(true.max()) + 1, int(found.max()) + 1)
-    tables = torch.zeros(shape, dtype=torch.float64, device=true.device)
-    tables.index_put_((owner, true, found), torch.ones_like(true, dtype=torch.float64), accumulate=True)
-    tables = tables.cpu()
     there = tables.sum(dim=(1, 2)) > 0
+    if not there.any():
+        return {}
     main = tables[there].sum(dim=2).argmax(dim=1), tables[there].sum(dim=1).argmax(dim=1)
-    clients = torch.zeros(shape[1:], dtype=torch.float64)
+    clients = torch.zeros(tables.shape[1:], dtype=torch.float64)
     clients.index_put_(main, torch.ones(len(main[0]), dtype=torch.float64), accumulate=True)
     several = (tables.sum(dim=2) > 0).sum(dim=1) > 1
     within = [rand_index(table) for table in tables[several]]
@@ -113,10 +133,20 @@ def rand_index(table: Tensor) -> float:
     return 1.0 if most == chance else (both - chance) / (most - chance)
 
 
-def portraits(cohort: Cohort, model: Tensor, asked: str | None) -> dict[str, Any] | None:
-    """The mean image of each label in each domain, of new clients or where there are none, of the clients' test sets.
+@dataclass(frozen=True)
+class Sums:
+    """What mean images of domains are made of, of one cohort."""
 
-    None where samples are no images. Pixels are hexadecimal numbers of two digits, row by row.
+    size: tuple[int, int]
+    total: Tensor  # [D, C, pixels] sums of images
+    samples: Tensor  # [D, C]
+    of_all: bool  # of new clients, whom every cohort knows
+
+
+def portraits(cohort: Cohort, model: Tensor, asked: str | None) -> Sums | None:
+    """Sums of the images of each label in each domain, of new clients or where there are none, of the clients' tests.
+
+    None where samples are no images, or there are none.
     """
     module = cast(Bundle, copy.deepcopy(cohort.model))
     cohort.layout.load(model, module)
@@ -125,7 +155,6 @@ def portraits(cohort: Cohort, model: Tensor, asked: str | None) -> dict[str, Any
     if len(shape) != 3 or not len(x):
         return None
     found = _guessed(module, x) if asked is not None and domains > 1 else x[:, -domains:].argmax(dim=1)
-    labels = torch.bincount(part.y, minlength=data.classes).argsort(descending=True, stable=True)[:LABELS].sort().values
     cell = found * data.classes + part.y
     samples = torch.bincount(cell, minlength=domains * data.classes)
     size = min(SIDE, shape[1]), min(SIDE, shape[2])
@@ -133,14 +162,22 @@ def portraits(cohort: Cohort, model: Tensor, asked: str | None) -> dict[str, Any
     for rows, cells in zip(torch.split(x, AT_ONCE), torch.split(cell, AT_ONCE)):
         small = adaptive_avg_pool2d(apart(rows, shape)[0].mean(dim=1, keepdim=True), size)
         total.index_add_(0, cells, small.flatten(1))
-    means = (total / samples.clamp(min=1)[:, None]).view(domains, data.classes, -1)[:, labels]
-    counts = samples.view(domains, -1)[:, labels]
+    return Sums(size, total.view(domains, data.classes, -1), samples.view(domains, -1), data.newcomers is not None)
+
+
+def drawn(parts: Sequence[Sums]) -> dict[str, Any]:
+    """Mean images of the labels with most samples; pixels are hexadecimal numbers of two digits, row by row."""
+    of = parts[:1] if parts[0].of_all else parts
+    total, samples = (torch.stack([getattr(part, name) for part in of]).sum(dim=0) for name in ("total", "samples"))
+    labels = samples.sum(dim=0).argsort(descending=True, stable=True)[:LABELS].sort().values
+    counts = samples[:, labels]
+    means = total[:, labels] / counts.clamp(min=1)[..., None]
     low, high = (float(edge) for edge in means[counts > 0].aminmax())
     grey = ((means - low) / max(high - low, 1e-12)).clamp(0, 1).mul(255).round().to(torch.uint8).cpu()
     return {
         "labels": labels.tolist(),
         "samples": counts.tolist(),
-        "height": size[0],
-        "width": size[1],
+        "height": parts[0].size[0],
+        "width": parts[0].size[1],
         "images": [[bytes(image.tolist()).hex() for image in row] for row in grey],
     }

@@ -15,6 +15,7 @@ are not cut off at zero; every domain keeps to itself in the graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -303,6 +304,10 @@ class FedCG(Sharing):
         asked = self.source if self.asks else None
         return domain_report.report(cohort, state.model, state.occupancy, asked)
 
+    def reported(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The reports of all cohorts as one."""
+        return domain_report.joined(parts)
+
     def notes(self, state: State) -> Tensor:
         """[D] what is kept of every round."""
         return state.occupancy
@@ -314,10 +319,14 @@ class FedCG(Sharing):
             **{f"domain_occupancy_{number}": column for number, column in enumerate(rows.unbind(dim=1))},
         }
 
-    def files(self, cohort: Cohort, state: State) -> dict[str, Any]:
+    def files(self, cohort: Cohort, state: State) -> domain_report.Sums | None:
         """What to keep of a run that has ended: what the domains look like."""
-        found = domain_report.portraits(cohort, state.model, self.source if self.asks else None)
-        return {} if found is None else {"domains.json": found}
+        return domain_report.portraits(cohort, state.model, self.source if self.asks else None)
+
+    def filed(self, parts: Sequence[domain_report.Sums | None]) -> dict[str, Any]:
+        """The files of all cohorts together."""
+        known = [part for part in parts if part is not None]
+        return {"domains.json": domain_report.drawn(known)} if known else {}
 
 
 def _first(layout: Layout, begins: str) -> int:

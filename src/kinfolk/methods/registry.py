@@ -39,9 +39,10 @@ class Method(Protocol):
 
     `wrap(module, input_shape)`, what becomes of the user's net; `report(cohort, state)`, more for a row of metrics;
     `notes(state)` [q], what to keep of every round, and `noted(rows)`, columns [r] of a table of such rows [r, q];
-    `files(cohort, state)`, what to keep as JSON when a run has ended; `forms_groups = True` if `clusters` are groups
-    that are to be judged as such. For an exported model: `projection`, the directions that `arrange` projects samples
-    onto (0: none).
+    `files(cohort, state)`, what to keep as JSON when a run has ended, by the names of files; `reported(parts)` and
+    `filed(parts)`, these two where they are not the same of every cohort: then they may say anything of theirs;
+    `forms_groups = True` if `clusters` are groups that are to be judged as such. For an exported model: `projection`,
+    the directions that `arrange` projects samples onto (0: none).
 
     For `[aggregation]`: `averages = False` if it averages no models, `weighs = True` if it weighs them, `only_mean`, a
     text that says why no other rule than the mean will do, `unruled`, a text that says what no rule protects from,
