@@ -58,6 +58,10 @@ def test_steps_that_cannot_be_recorded_are_told() -> None:
     assert cohort.trouble() is None
     cohort._replay.trouble = "it waits"
     assert "it waits" in str(cohort.trouble())
+    cohort._replay = Replay()
+    cohort._replay.crowded = "it is full"
+    assert str(cohort.trouble()).startswith("not all local steps are recorded for this GPU")
+    assert "it is full" in str(cohort.trouble())
 
 
 def test_what_is_recorded_does_not_keep_a_cohort_alive() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from kinfolk.cohort import workers
+from kinfolk.cohort.room import Room
 from kinfolk.cohort.workers import side_by_side
 
 
@@ -203,3 +204,12 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch
         signal.alarm(20)
         os._exit(0 if len(together(2)[0]) == 2 else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_chunk_on_a_gpu_is_no_wider_than_programs_can_be_launched() -> None:
+    room = Room(torch.device("cpu"), concurrent=True, size=10, kept=1, width=4)
+    room.bytes = 2**40
+    assert room.fitting(1, 1, 150_000, 1) == 150_000
+    room.device = torch.device("cuda")
+    assert room.fitting(1, 1, 150_000, 1) == 65_535
+    assert room.fitting(1, 1, 150, 1) == 150

@@ -1,4 +1,4 @@
-"""All programs compiled for an H200, and for a GPU with less shared memory, of which none is needed: a compiler accepts
+"""All programs compiled for an H200, an older, a smaller and a newer GPU, of which none is needed: a compiler accepts
 less than an interpreter. In a process of its own, because here Triton may be set to interpret.
 """
 
@@ -14,10 +14,12 @@ import torch
 
 KINDS = {torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8", torch.int8: "*i8", torch.bfloat16: "*bf16",
          torch.float32: "*fp32", torch.float64: "*fp64", torch.bool: "*i1"}  # fmt: skip
-SHARED = {90: 232_448, 89: 101_376}  # compute capability × 10 -> bytes of shared memory that a program can have there
+# Compute capability × 10 -> bytes of shared memory that a program can have there.
+SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")  # not imported: others decide how it runs
 @pytest.mark.parametrize("capability", SHARED)
 def test_every_program_compiles_and_fits(capability: int, tmp_path: Path) -> None:
@@ -64,6 +66,7 @@ def compile_all(capability: int) -> int:
 
     JITFunction.run = run
     gram.shared_memory = lambda where: SHARED[capability]
+    gram.newer = lambda where: capability >= 100
     _call_all()
     _convolve()
     _linear()
@@ -82,7 +85,20 @@ def _kind(value: Any) -> str:
 
 
 def _call_all() -> None:
-    from kinfolk.kernels import company, cosines, drawing, evidence, gram, hashing, lists, mixing, mixture, rows
+    from kinfolk.kernels import (
+        blend,
+        company,
+        cosines,
+        descent,
+        drawing,
+        evidence,
+        gram,
+        hashing,
+        lists,
+        mixing,
+        mixture,
+        rows,
+    )  # fmt: skip
     from kinfolk.matching.outcome import nothing
 
     key, m, w = 2**40, 4, 90
@@ -111,6 +127,11 @@ def _call_all() -> None:
         lists.outcome(ids, scores, mask, each, known, 10, 5, cases, nothing(m, ids.device))
     for kind in (torch.float32, torch.float64):
         models = torch.zeros(m, 9000, dtype=kind)
+        blend.blend(models.float(), models.float(), ids, scores.float(), scores[:, 0].float())
+        for first in (True, False):
+            descent.descend(models.float(), models.float(), models.float(), scores[:, 0].float(), 0.9, 1e-4, first)
+            narrow = models.float()[:, 10:600]
+            descent.descend(narrow, narrow, narrow, scores[:, 0].float(), 0.9, 0.0, first)
         for origin in (None, models[0]):
             cosines.cosines(models, models, ids, origin, 1e-12)
             gram.cosines(models.float(), ids, None if origin is None else origin.float(), 1e-12)
@@ -135,8 +156,9 @@ def _convolve() -> None:
     """Layers like those of the nets we ship, and a wide one, there and back in every precision."""
     from kinfolk.kernels.convolution import Convolution
 
-    layers = [(3, 32, 3, 0, (12, 12), True), (32, 64, 5, 0, (10, 10), False), (128, 128, 3, 1, (6, 6), False)]
-    for precision in ("bf16", "tf32"):
+    layers = [(3, 32, 3, 0, (12, 12), True), (32, 64, 5, 0, (10, 10), False), (128, 128, 3, 1, (6, 6), False),
+              (3, 128, 3, 0, (12, 12), True)]  # fmt: skip
+    for precision in ("bf16", "tf32", "float32"):
         for channels, filters, kernel, padding, size, first in layers:
             conv = Convolution(channels, filters, kernel, padding, 2, size, first)
             images, index = torch.zeros(4, channels, *size), torch.zeros(2, 2, dtype=torch.int64)

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.program import Derived, Explicit
+from kinfolk.kernels import dispatch
 from kinfolk.kernels.blend import blend
 from kinfolk.kernels.convolution import Convolution
 from kinfolk.kernels.descent import descend
@@ -183,7 +184,9 @@ def test_two_steps_of_descent_are_those_of_the_formula(decay: float) -> None:
     assert torch.equal(ours[1], weights[1])  # a rate of 0 stands still
 
 
-def test_blending_is_the_weighted_sum_of_those_who_are_there() -> None:
+@pytest.mark.parametrize("at_once", [65_535, 3])
+def test_blending_is_the_weighted_sum_of_those_who_are_there(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "TOGETHER", at_once)
     mine, theirs = randn(4, 1100), randn(7, 1100, seed=1)
     rows = torch.tensor([[0, -1, 3], [1, 2, 6], [-1, -1, -1], [5, 5, 0]], device=DEVICE)
     shares, own = randn(4, 3, seed=2).abs(), randn(4, seed=3).abs()
@@ -191,3 +194,5 @@ def test_blending_is_the_weighted_sum_of_those_who_are_there() -> None:
     poisoned[4] = torch.nan  # nobody asked for it
     expected = own[:, None] * mine + (theirs[rows.clamp(min=0)] * (shares * (rows >= 0))[:, :, None]).sum(dim=1)
     torch.testing.assert_close(blend(mine, poisoned, rows, shares, own), expected, rtol=1e-5, atol=1e-5)
+    wide = torch.cat([mine, mine], dim=1)[:, :1100]  # rows that do not lie one behind another
+    torch.testing.assert_close(blend(wide, poisoned, rows, shares, own), expected, rtol=1e-5, atol=1e-5)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kinfolk import randomness
 from kinfolk.cohort import judging, mixing
+from kinfolk.kernels import dispatch
 from kinfolk.matching import company, evidence, lists, mixture, outcome, similarity
 from kinfolk.peers import base
 from kinfolk.peers.faults import Faults
@@ -273,6 +274,15 @@ def test_company_is_the_same(c: int, w: int) -> None:
     same(company.met, table, torch.arange(m) % w, some_lists(m, min(c, w), w, missing=0.3), 7)
 
 
+@pytest.mark.parametrize("c", [1, 15, 16, 17, 63, 64, 65])
+def test_a_client_is_its_own_company_however_many_peers_it_averages_with(c: int) -> None:
+    """Also where nobody is missing and they fill all places that a program has for them."""
+    table, ids = numbers(5, 90, high=5, seed=c).int(), 10 + some_lists(5, c, 80)
+    plain, fused = both(company.met, table, torch.arange(5), ids, 7)
+    assert torch.equal(plain, fused)
+    assert (fused.diagonal() == 7).all()
+
+
 # -- the mixture ---------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +333,7 @@ def test_a_cycle_ends_in_its_likelier_state(levels: tuple[float, float], monkeyp
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_mixing_is_the_same(kind: torch.dtype, weighed: bool) -> None:
+def test_mixing_is_the_same(kind: torch.dtype, weighed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, theirs = floats(6, 1100).to(kind), floats(8, 1100, seed=1).to(kind)
     theirs[7] = NAN  # nobody's
     rows = numbers(6, 4, low=-1, high=7, seed=2)
@@ -334,7 +344,8 @@ def test_mixing_is_the_same(kind: torch.dtype, weighed: bool) -> None:
     own[3] = 0
     if coefficients is not None:
         coefficients[3] = 0  # nothing counts: it keeps its model
-    for mine_counts in (1.0, 0.3, own):
+    for mine_counts, at_once in ((1.0, 65_535), (0.3, 4), (own, 4)):
+        monkeypatch.setattr(dispatch, "TOGETHER", at_once)
         plain, fused = both(mixing.mix, mine, theirs, rows, coefficients, mine_counts, absent)
         bound = 1e-6 if kind == torch.float32 else 1e-12
         torch.testing.assert_close(fused[0], plain[0], rtol=bound, atol=bound)

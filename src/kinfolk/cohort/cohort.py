@@ -165,10 +165,14 @@ class Cohort:
         return silent if self.round.withheld is None else silent | self.round.withheld
 
     def trouble(self) -> str | None:
-        """Why the local steps are launched one by one on a GPU instead of being replayed, if they are."""
-        if self._replay is None or self._replay.trouble is None:
+        """Why local steps, or some of them, are launched one by one on a GPU instead of being replayed, if they are."""
+        if self._replay is None:
             return None
-        return f"local steps cannot be recorded for this GPU, which makes small models slower: {self._replay.trouble}"
+        why, costs = self._replay.trouble, "which makes small models slower"
+        if why is not None:
+            return f"local steps cannot be recorded for this GPU, {costs}: {why}"
+        why = self._replay.crowded
+        return None if why is None else f"not all local steps are recorded for this GPU, {costs}: {why}"
 
     def away(self) -> Tensor:
         """[m] Clients that are absent this round."""

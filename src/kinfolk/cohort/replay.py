@@ -11,16 +11,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, cuda
 
 Work = Callable[..., Tensor]  # (tensors) -> tensor; changes its first argument in place
 
 
 @dataclass(frozen=True)
 class Recording:
-    graph: torch.cuda.CUDAGraph
+    graph: cuda.CUDAGraph
     inputs: list[Tensor]
     output: Tensor
     work: Work  # keeps alive what it reads beside its inputs
@@ -32,6 +33,8 @@ class Replay:
     def __init__(self, most: int = 8) -> None:
         self.most = most  # recordings kept: each holds its memory
         self.trouble: str | None = None  # why the work could not be recorded
+        self.crowded: str | None = None  # why no more than what is recorded already will be
+        self.largest = 0  # bytes that one recording took
         self._met: OrderedDict[Hashable, Recording | None] = OrderedDict()
 
     def __call__(self, key: Hashable, work: Work, *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,17 +57,38 @@ class Replay:
         return recording.inputs[0], recording.output
 
     def _record(self, key: Hashable, work: Work, inputs: tuple[Tensor, ...]) -> Recording | None:
-        copies = [given.to(inputs[0].device, copy=True).contiguous() for given in inputs]
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with _uncollected(), torch.cuda.graph(graph):
-                output = work(*copies)
-        except RuntimeError as error:  # the work waits for the GPU, or needs something from the CPU
-            self.trouble = str(error).partition("\n")[0]
-            torch.cuda.synchronize()
+        if self.crowded is not None:
             return None
+        device = inputs[0].device
+        with cuda.device(device):
+            cuda.empty_cache()  # as whatever is recorded begins: it takes memory of its own
+            if cuda.mem_get_info(device)[0] < 2 * self.largest:  # as much again for what is not recorded
+                kept = sum(recording is not None for recording in self._met.values())
+                size = f"{self.largest / 2**20:,.0f} MiB"
+                self.crowded = f"{kept} recordings and one more, of {size}, would fill its memory"
+                return None
+            before, taken = cuda.current_stream(device), cuda.memory_reserved(device)
+            try:
+                copies = [given.to(device, copy=True).contiguous() for given in inputs]
+                graph = cuda.CUDAGraph()
+                with _uncollected(), cuda.graph(graph, stream=_stream(device)):
+                    output = work(*copies)
+            except RuntimeError as error:  # it waits for the GPU, or needs something from the CPU, or too much memory
+                cuda.set_stream(before)  # which a recording that fails does not put back
+                self.trouble = str(error).partition("\n")[0]
+                self._met.clear()  # nothing is replayed any more, and what is to be done now may need their memory
+                cuda.synchronize(device)
+                cuda.empty_cache()
+                return None
+            self.largest = max(self.largest, cuda.memory_reserved(device) - taken)
         self._met[key] = Recording(graph, copies, output, work)
         return self._met[key]
+
+
+@cache
+def _stream(device: torch.device) -> cuda.Stream:
+    """Where work is recorded: torch's own is of the GPU on which anything was recorded first."""
+    return cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _once(work: Work, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

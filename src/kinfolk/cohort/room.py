@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from kinfolk.kernels.dispatch import TOGETHER
+
 # Bytes a chunk of clients may use on a CPU: the parameters, gradients and activations of a chunk are touched at every
 # local step, so they should stay in the last-level cache of an ordinary machine (measured in benchmarks/training.py).
 CACHE = 48 * 2**20
@@ -47,7 +49,8 @@ class Room:
         Workers share the room, and each should have something to do.
         """
         each = (numbers + samples * self.kept) * self.width
-        return max(1, min(self.bytes // (workers * each), -(-clients // workers)))
+        most = clients if self.device.type == "cpu" else TOGETHER
+        return max(1, min(self.bytes // (workers * each), -(-clients // workers), most))
 
     def workers(self, clients: int, samples: int) -> int:
         """How many chunks to work on at a time: as many as torch has threads, unless a step is small."""

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kinfolk.kernels import dispatch
+
 
 @triton.jit
 def _blend(weights, theirs, rows, shares, mine, out, d, k, BLOCK: tl.constexpr):
@@ -27,8 +29,10 @@ def blend(weights: Tensor, theirs: Tensor, rows: Tensor, shares: Tensor, mine: T
     weights: [m, d]; theirs: [p, d]; rows: [m, k] int64, -1 for none; shares: [m, k] and mine: [m] in float32.
     """
     clients, d = weights.shape
-    out = torch.empty_like(weights)
-    _blend[(triton.cdiv(d, 1024), clients)](
-        weights, theirs, rows.contiguous(), shares.contiguous(), mine, out, d, rows.shape[1], BLOCK=1024
-    )
+    out = torch.empty((clients, d), dtype=weights.dtype, device=weights.device)
+    weights, theirs, rows, shares, mine = (each.contiguous() for each in (weights, theirs, rows, shares, mine))
+    for some in dispatch.pieces(clients):
+        _blend[(triton.cdiv(d, 1024), some.stop - some.start)](
+            weights[some], theirs, rows[some], shares[some], mine[some], out[some], d, rows.shape[1], BLOCK=1024
+        )
     return out

@@ -31,7 +31,7 @@ def _met(table, own, ids, after, t, c, w, WIDTH: tl.constexpr, BLOCK: tl.constex
 def met(table: Tensor, own: Tensor, ids: Tensor, t: int) -> Tensor:
     """As `kinfolk.matching.company.met`."""
     after = torch.empty_like(table)
-    width = tile(ids.shape[1])
+    width = tile(ids.shape[1] + 1)  # one more, which stands for the client itself
     _met[(table.shape[0],)](table, own, ids.contiguous(), after, t, ids.shape[1], table.shape[1], width, BLOCK)
     return after
 

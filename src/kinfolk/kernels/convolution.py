@@ -188,6 +188,8 @@ class Convolution:
         columns, *rest = TILES[precision].get((*place, self.kernel), TILES[precision][place])
         if self.pool * self.tile > WIDEST:
             columns, rest[1] = min(columns, 64), 8  # a wide result is spread over more warps
+            if precision != "bf16":
+                rest[-1] = 1  # nor are there several windows for one filter, which would have to stay at hand
         if what == "forward":
             while columns > 16 and -(-self.end // columns) * columns > 1.2 * self.end:
                 columns //= 2  # not much for nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from kinfolk import kernels
 
+TOGETHER = 65_535  # programs in the second and third direction of a launch, at most
 WIDEST = 4096  # numbers of a client's row that one program holds at a time; longer rows are for plain torch
 OLDEST = (8, 0)  # compute capability: before it, matrix units know neither TF32 nor bf16, and Triton unrolls products
 
@@ -46,6 +48,12 @@ def tile(width: int, least: int = 16) -> int:
     while size < width:
         size *= 4
     return size
+
+
+def pieces(clients: int) -> Iterator[slice]:
+    """All clients, as many at a time as programs can be launched for beside each other."""
+    for first in range(0, clients, TOGETHER):
+        yield slice(first, min(first + TOGETHER, clients))
 
 
 def there(tensor: Tensor, device: torch.device) -> Tensor:

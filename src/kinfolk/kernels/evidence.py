@@ -65,6 +65,7 @@ def _look(
         known = before == before
         kept = ((1 - RATE) * tl.where(known, before, 0.0)).to(tl.float64)
         after = tl.where(known, kept + RATE * distance, distance)
+        tl.debug_barrier()  # others of this program may still have to read what is overwritten
         tl.store(table + row * n + whom, after.to(table.dtype.element_ty), mask=judged & (whom >= 0))
         tl.store(unit_after + row, measure)
         tl.store(skipped + row, (tl.max(seen.to(tl.int32)) == 0).to(tl.uint8))

@@ -21,7 +21,7 @@ PROGRAMS = 264  # twice as many as an H200 has processors
 LONGEST = 16384  # columns that one program adds up
 PEERS = 32
 STAGES, WARPS = 3, 8  # blocks on their way at a time
-LARGE = 160_000  # bytes of shared memory that so many need, on some GPUs; others have 100 KB
+LARGE, LARGER = 160_000, 250_000  # bytes of shared memory that so many need; for matrix units from Blackwell on
 
 
 @triton.jit
@@ -109,6 +109,16 @@ def shared_memory(where: Tensor) -> int:
     return int(triton.runtime.driver.active.utils.get_device_properties(where.get_device())["max_shared_mem"])
 
 
+def stages(where: Tensor) -> int:
+    """Blocks that may be on their way at a time on the GPU of this tensor."""
+    return STAGES if shared_memory(where) >= (LARGER if newer(where) else LARGE) else 2
+
+
+def newer(where: Tensor) -> bool:
+    """Whether the matrix units of the GPU of this tensor are Blackwell's or later ones."""
+    return where.is_cuda and torch.cuda.get_device_capability(where.device)[0] >= 10
+
+
 def cosines(models: Tensor, rows: Tensor, origin: Tensor | None, smallest: float) -> Tensor:
     """`similarity.cosines` of models [m, d] in float32 with each other; rows: [m, c]."""
     models, rows = aligned(models), rows.contiguous()
@@ -126,7 +136,7 @@ def cosines(models: Tensor, rows: Tensor, origin: Tensor | None, smallest: float
     parts = torch.empty((triton.cdiv(width, columns), m, m), dtype=torch.float32, device=models.device)
     _products[(pairs, parts.shape[0])](
         halves, parts, m, width, lows, columns, tiles,
-        ONE=tiles == 1, SIDE=SIDE, BLOCK=BLOCK, STAGES=STAGES if shared_memory(models) >= LARGE else 2, num_warps=WARPS,
+        ONE=tiles == 1, SIDE=SIDE, BLOCK=BLOCK, STAGES=stages(models), num_warps=WARPS,
     )  # fmt: skip
     products = torch.empty((m, m), dtype=torch.float64, device=models.device)  # torch would copy all in float64 first
     _sum[(triton.cdiv(m * m, 64),)](parts, products, m, parts.shape[0], SIDE=SIDE, AT_ONCE=32, BLOCK=64)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kinfolk.kernels.dispatch import aligned
+from kinfolk.kernels.dispatch import aligned, pieces
 
 BLOCK = 1024
 
@@ -60,11 +60,14 @@ def mix(
         own = own.expand(clients)
     elif own != 1:
         own = torch.full((clients,), own, dtype=torch.float64, device=rows.device)
-    theirs = aligned(theirs)
-    _mix[(triton.cdiv(d, BLOCK), clients)](
-        weights.contiguous(), theirs, rows.contiguous(), rows if coefficients is None else coefficients.contiguous(),
-        own.contiguous() if isinstance(own, Tensor) else rows, absent.contiguous().view(torch.uint8), out, shares,
-        d, rows.shape[1], theirs.stride(0),
-        WEIGHED=coefficients is not None, OWN=isinstance(own, Tensor), BLOCK=BLOCK,
-    )  # fmt: skip
+    theirs, weights, rows = aligned(theirs), weights.contiguous(), rows.contiguous()
+    given = rows if coefficients is None else coefficients.contiguous()
+    mine = own.contiguous() if isinstance(own, Tensor) else rows
+    away = absent.contiguous().view(torch.uint8)
+    for some in pieces(clients):
+        _mix[(triton.cdiv(d, BLOCK), some.stop - some.start)](
+            weights[some], theirs, rows[some], given[some], mine[some], away[some], out[some], shares[some],
+            d, rows.shape[1], theirs.stride(0),
+            WEIGHED=coefficients is not None, OWN=isinstance(own, Tensor), BLOCK=BLOCK,
+        )  # fmt: skip
     return out, shares
