@@ -323,4 +323,4 @@ def test_results_are_of_their_own_round_however_late_they_are_looked_at() -> Non
 
 
 def copy_of(results: engines.Results) -> dict[str, np.ndarray]:
-    return {name: column.copy() for name, column in vars(results).items() if column is not None}
+    return {name: column.copy() for name, column in vars(results).items() if isinstance(column, np.ndarray)}
