@@ -99,7 +99,7 @@ def _call_all() -> None:
         mixture,
         rows,
     )  # fmt: skip
-    from kinfolk.matching.outcome import nothing
+    from kinfolk.matching.outcome import uncounted
 
     key, m, w = 2**40, 4, 90
     clients, ids, known = (
@@ -124,7 +124,7 @@ def _call_all() -> None:
     for drop in (False, True):
         lists.contains(ids, known, drop)
     for cases in (None, clients):
-        lists.outcome(ids, scores, mask, each, known, 10, 5, cases, nothing(m, ids.device))
+        lists.outcome(ids, scores, mask, each, known, 10, 5, cases, uncounted(m, ids.device))
     for kind in (torch.float32, torch.float64):
         models = torch.zeros(m, 9000, dtype=kind)
         blend.blend(models.float(), models.float(), ids, scores.float(), scores[:, 0].float())

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from kinfolk.matching.outcome import COUNTED, nothing, outcome
+from kinfolk.matching.outcome import COUNTED, outcome, uncounted
 
 KNOWN, STRANGERS, COUNT = 4, 3, 2
 
@@ -50,7 +50,7 @@ def test_kin_stay_and_so_do_those_not_looked_at() -> None:
         assert counts[i].tolist() == [a + b for a, b in zip(before[i].tolist(), now)]
         alone += emptied
     assert alone > 20
-    *_, of_skipped = outcome(looked_at, scores, kin, skipped, listed, KNOWN, COUNT, None, nothing(m, cases.device))
+    *_, of_skipped = outcome(looked_at, scores, kin, skipped, listed, KNOWN, COUNT, None, uncounted(m, cases.device))
     assert torch.equal(of_skipped[:, 0], skipped.to(torch.int32))
     assert torch.equal(of_skipped[:, -1], counts[:, -1] - before[:, -1])
     assert not of_skipped[:, 1:-1].any()
@@ -59,7 +59,7 @@ def test_kin_stay_and_so_do_those_not_looked_at() -> None:
 def test_more_than_were_looked_at_cannot_stay() -> None:
     looked_at, nobody = torch.tensor([[3, 8]]), torch.tensor([[-1]])
     scores, no = torch.tensor([[0.1, 0.2]], dtype=torch.float64), torch.tensor([[False, False]])
-    rest = no[:, 0], nobody, 1, 9, None, nothing(1, no.device)
+    rest = no[:, 0], nobody, 1, 9, None, uncounted(1, no.device)
     assert outcome(looked_at, scores, no, *rest)[0].tolist() == [[3, -1]]  # of the list first
     scores[0, 0] = torch.nan
     assert outcome(looked_at, scores, no, *rest)[0].tolist() == [[8, -1]]

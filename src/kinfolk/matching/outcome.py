@@ -12,7 +12,7 @@ from kinfolk.matching.mixture import CASES
 COUNTED = (*CASES, "list_emptied")
 
 
-def nothing(m: int, device: torch.device) -> Tensor:
+def uncounted(m: int, device: torch.device) -> Tensor:
     """How often each of `COUNTED` has come up for m clients before the first matching: [m, q]."""
     return torch.zeros(m, len(COUNTED), dtype=torch.int32, device=device)
 

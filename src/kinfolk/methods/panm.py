@@ -30,8 +30,7 @@ from kinfolk.cohort.judging import Look
 from kinfolk.matching import company, cost, evidence, mixture
 from kinfolk.matching.confident import confident
 from kinfolk.matching.lists import ahead, choose, choose_more, columns, contains, nobody, packed, without
-from kinfolk.matching.outcome import COUNTED, outcome
-from kinfolk.matching.outcome import nothing as counts
+from kinfolk.matching.outcome import COUNTED, outcome, uncounted
 from kinfolk.matching.similarity import cosines, inverse_loss, log_loss
 from kinfolk.methods import holdout
 from kinfolk.methods.registry import register
@@ -147,7 +146,7 @@ class PANM:
         unit = torch.zeros(len(cohort), dtype=torch.float64, device=cohort.device)
         empty = torch.full((len(cohort), self.neighbors), -1, device=cohort.device)
         met = company.nothing(len(cohort), cohort.n if self.company else 0, cohort.device)
-        return State(empty, *nothing, unit, met, counts(len(cohort), cohort.device))
+        return State(empty, *nothing, unit, met, uncounted(len(cohort), cohort.device))
 
     def step(self, t: int, cohort: Cohort, state: State, peers: Peers) -> State:
         before = cohort.weights
@@ -257,8 +256,8 @@ class PANM:
 
         # H, and who is listed but was not looked at this time
         judged = looked_at, similarity, kin, skipped, listed, known.shape[1], self.neighbors
-        same, rest, seen = outcome(*judged, cases, state.cases)
-        state = replace(state, cases=seen)
+        same, rest, counts = outcome(*judged, cases, state.cases)
+        state = replace(state, cases=counts)
         matched = torch.cat([same, rest], dim=1)
         cohort.watch(looked_at, similarity, listed, matched, measure, update=update)
         mixed = self._first(cohort, t, same, rest)
