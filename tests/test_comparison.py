@@ -169,6 +169,8 @@ def test_a_neighbouring_folder_of_any_kind_does_not_hide_what_a_folder_is_not(
 
     monkeypatch.setattr(Path, "is_file", refused)
     assert command("show", "some").message == "some is not a run folder: it has no config.toml"
+    kinfolk.run(SHORT, out="some/random-seed0")  # what comes after those is still found
+    assert command("show", "some").message.endswith("; there is a run in some/random-seed0")
     with pytest.raises(UserError, match="some is not a run folder"):
         kinfolk.resume("some")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -52,6 +53,17 @@ def test_a_closed_standard_output_gets_nothing_and_the_work_is_done(monkeypatch:
     assert not end.value.code
     assert Path("digits-split.png").is_file()
     sys.stdout.close()
+
+
+def test_what_was_not_yet_written_when_the_reader_left_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with open(writer, "w", encoding="utf-8") as stdout:
+        os.close(reader)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(cli, "app", lambda **options: print("a line"))  # stays in Python's buffer
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 1
 
 
 def test_a_standard_output_that_can_do_no_more_than_write_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
