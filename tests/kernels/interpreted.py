@@ -17,7 +17,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from kinfolk.kernels import dispatch, gram
 
-__all__ = ["DEVICE", "take_over", "tl", "triton"]
+__all__ = ["DEVICE", "randn", "take_over", "tl", "triton"]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -39,3 +39,7 @@ def take_over(patch: pytest.MonkeyPatch, used: bool) -> None:
     patch.setattr(dispatch, "_on_gpu", lambda where: used)
     if DEVICE.type != "cuda":
         patch.setattr(gram, "HALF", tl.float16)  # the interpreter has no bf16
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from interpreted import DEVICE, take_over
+from interpreted import DEVICE, randn, take_over
 from torch import Tensor
 
 from kinfolk.cohort.layout import Layout
@@ -18,10 +18,6 @@ from kinfolk.models.stack import Dense, Gather, Layer, Stack
 on_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter has no bf16")
 PRECISIONS = [("float32", 2e-6), ("tf32", 2e-3), pytest.param("bf16", 1e-2, marks=on_gpu)]
 SHAPES = [(3, 5, 7, 4), (2, 40, 33, 70), (1, 1, 784, 10), (2, 130, 20, 200)]  # clients, samples, inputs, outputs
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def off(ours: Tensor, right: Tensor) -> float:
@@ -175,17 +171,23 @@ def test_sums_over_many_columns_do_not_drift(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_program_adds_up_more_columns_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     take_over(monkeypatch, False)
-    launched = []
+    launched = {}
 
-    class Spy:
-        def __getitem__(self, grid: tuple[int, int]) -> Any:
-            return lambda *given, **options: (launched.append((grid, given[5])), given[1].zero_())
+    def spy(name: str, out: int, columns: int) -> Any:
+        class Spy:
+            def __getitem__(self, grid: tuple[int, int]) -> Any:
+                return lambda *given, **options: (launched.update({name: (grid, given[columns])}), given[out].zero_())
 
-    monkeypatch.setattr(gram, "_products", Spy())
-    monkeypatch.setattr(gram, "PROGRAMS", 3)
-    monkeypatch.setattr(gram, "LONGEST", 128)
-    gram.cosines(randn(150, 1000), torch.zeros(150, 1, dtype=torch.int64, device=DEVICE), None, 1e-12)
-    assert launched == [((3, 8), 128)]  # pairs of tiles, parts
+        return Spy()
+
+    monkeypatch.setattr(gram, "_within", spy("within", 1, 5))
+    monkeypatch.setattr(gram, "_among", spy("among", 1, 5))
+    monkeypatch.setattr(gram, "PROGRAMS", 6)
+    nothing = torch.zeros(150, 1, dtype=torch.int64, device=DEVICE)
+    for longest, within, among in ((16384, 384, 192), (128, 128, 128)):
+        monkeypatch.setattr(gram, "LONGEST", longest)
+        gram.cosines(randn(150, 1000), nothing, None, 1e-12)  # two tiles, one pair of tiles
+        assert launched == {"within": ((2, -(-1024 // within)), within), "among": ((1, -(-1024 // among)), among)}
 
 
 def test_models_are_copied_row_by_row() -> None:

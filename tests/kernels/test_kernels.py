@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.program import Derived, Explicit
-from kinfolk.kernels import dispatch
 from kinfolk.kernels.blend import blend
 from kinfolk.kernels.convolution import Convolution
 from kinfolk.kernels.descent import descend
@@ -184,9 +183,7 @@ def test_two_steps_of_descent_are_those_of_the_formula(decay: float) -> None:
     assert torch.equal(ours[1], weights[1])  # a rate of 0 stands still
 
 
-@pytest.mark.parametrize("at_once", [65_535, 3])
-def test_blending_is_the_weighted_sum_of_those_who_are_there(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "TOGETHER", at_once)
+def test_blending_is_the_weighted_sum_of_those_who_are_there() -> None:
     mine, theirs = randn(4, 1100), randn(7, 1100, seed=1)
     rows = torch.tensor([[0, -1, 3], [1, 2, 6], [-1, -1, -1], [5, 5, 0]], device=DEVICE)
     shares, own = randn(4, 3, seed=2).abs(), randn(4, seed=3).abs()

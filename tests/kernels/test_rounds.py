@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kinfolk import randomness
 from kinfolk.cohort import judging, mixing
-from kinfolk.kernels import dispatch
 from kinfolk.matching import company, evidence, lists, mixture, outcome, similarity
 from kinfolk.peers import base
 from kinfolk.peers.faults import Faults
@@ -333,7 +332,7 @@ def test_a_cycle_ends_in_its_likelier_state(levels: tuple[float, float], monkeyp
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_mixing_is_the_same(kind: torch.dtype, weighed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixing_is_the_same(kind: torch.dtype, weighed: bool) -> None:
     mine, theirs = floats(6, 1100).to(kind), floats(8, 1100, seed=1).to(kind)
     theirs[7] = NAN  # nobody's
     rows = numbers(6, 4, low=-1, high=7, seed=2)
@@ -344,8 +343,7 @@ def test_mixing_is_the_same(kind: torch.dtype, weighed: bool, monkeypatch: pytes
     own[3] = 0
     if coefficients is not None:
         coefficients[3] = 0  # nothing counts: it keeps its model
-    for mine_counts, at_once in ((1.0, 65_535), (0.3, 4), (own, 4)):
-        monkeypatch.setattr(dispatch, "TOGETHER", at_once)
+    for mine_counts in (1.0, 0.3, own):
         plain, fused = both(mixing.mix, mine, theirs, rows, coefficients, mine_counts, absent)
         bound = 1e-6 if kind == torch.float32 else 1e-12
         torch.testing.assert_close(fused[0], plain[0], rtol=bound, atol=bound)

@@ -12,8 +12,8 @@ def matrix(counts: Tensor, columns: Tensor, values: Tensor, width: int) -> Tenso
     """Sparse, [m, width], with counts [m] places in each row: their columns and values [*], row by row."""
     starts = torch.zeros(counts.numel() + 1, dtype=torch.int32)  # MKL counts with these: others would be copied
     torch.cumsum(counts, dim=0, out=starts[1:])
-    with warnings.catch_warnings():  # torch says once that its sparse tensors are new
-        warnings.filterwarnings("ignore", message="Sparse CSR", category=UserWarning)
+    with warnings.catch_warnings():  # torch says once that its sparse tensors are new, or unchecked
+        warnings.filterwarnings("ignore", message="Sparse (CSR|invariant checks)", category=UserWarning)
         return torch.sparse_csr_tensor(
             starts, columns.to(torch.int32), values, (counts.numel(), width), check_invariants=False
         )

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kinfolk.kernels import taps, windows
+from kinfolk.kernels import filters, taps, windows
 
 FEW = 4  # channels of a data set are padded to this many
 WIDEST = 128  # columns of a factor at a time, where they can be taken in pieces
@@ -63,22 +63,8 @@ class Convolution:
         """
         tall = self.pool if self.first else self.kernel
         shape = (weight.shape[0], self.pool, self.tile, tall, self.line(precision))
-        wide = torch.zeros(shape, dtype=_stored(precision), device=weight.device)
-        last = weight.permute(0, 1, 3, 4, 2)
-        for right in range(self.pool):
-            for place in self._places(wide[:, right, : self.filters], right):
-                place.copy_(last)
-        return wide
-
-    def _places(self, wide: Tensor, right: int) -> list[Tensor]:
-        """Where in [..., tall, LINE] a filter stands for the pixels `right` of the window: views [..., k, k, C]."""
-        kernel, lying = self.kernel, self.lying
-        columns = slice(right * lying, (right + kernel) * lying)
-        if not self.first:
-            return [wide[..., columns].unflatten(-1, (kernel, lying))[..., : self.channels]]
-        grid = wide[..., : self.end].unflatten(-1, (self.pixels, self.span))
-        moved = [grid[..., down, down : down + kernel, columns] for down in range(self.pool)]
-        return [place.unflatten(-1, (kernel, lying))[..., : self.channels] for place in moved]
+        wide = torch.empty(shape, dtype=_stored(precision), device=weight.device)
+        return filters.widen(weight, wide, {**self._shape(), "END": self.end})
 
     def forward(
         self, x: Tensor, index: Tensor, wide: Tensor, bias: Tensor, keep: bool, precision: str
@@ -99,25 +85,27 @@ class Convolution:
 
     def backward(
         self, x: Tensor, index: Tensor, weight: Tensor, wide: Tensor, winner: Tensor, grad: Tensor, inputs: bool,
-        precision: str,
+        precision: str, into: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         """Gradients of the weight [m, O, C, k, k], the bias [m, O] and, if wanted, the inputs [m, b, H, W, C].
 
-        wide: the weight as `widened` gave it.
+        wide: the weight as `widened` gave it; into: where to write the first two.
         """
         index = index.contiguous()
         below = None
         if precision == "bf16":
-            of_weight, of_bias = self._filters(x, index, wide, winner, grad)
+            of_weight, of_bias = self._filters(x, index, wide, winner, grad, into)
             if inputs:
                 below = self._inputs(wide, winner, grad)
         else:
-            of_weight, of_bias = self._filters_by_taps(x, index, winner, grad, precision)
+            of_weight, of_bias = self._filters_by_taps(x, index, winner, grad, precision, into)
             if inputs:
                 below = self._inputs_by_taps(weight, winner, grad, precision)
         return of_weight, of_bias, below
 
-    def _filters(self, x: Tensor, index: Tensor, wide: Tensor, winner: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def _filters(
+        self, x: Tensor, index: Tensor, wide: Tensor, winner: Tensor, grad: Tensor, into: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
         clients, images = index.shape
         columns, rows, warps, stages = self._tile("filters", "bf16")
         tall, line = wide.shape[3:]
@@ -129,9 +117,7 @@ class Convolution:
             x, index, grad, winner, dw, db, images, steps,
             **self._lines(wide), **self._constants(rows, "bf16"), CB=columns, STAGES=stages, num_warps=warps,
         )  # fmt: skip
-        of_wide = dw.sum(dim=0).permute(0, 3, 4, 1, 2)[:, :, : self.filters]
-        places = [place for right in range(self.pool) for place in self._places(of_wide[:, right], right)]
-        return sum(places[1:], start=places[0]).permute(0, 1, 4, 2, 3), db.sum(dim=0)
+        return filters.narrow(dw, db, into, self._shape(), (self.pool, self.tile, tall, line))
 
     def _inputs(self, wide: Tensor, winner: Tensor, grad: Tensor) -> Tensor:
         clients, images = grad.shape[:2]
@@ -147,7 +133,13 @@ class Convolution:
         return out
 
     def _filters_by_taps(
-        self, x: Tensor, index: Tensor, winner: Tensor, grad: Tensor, precision: str
+        self,
+        x: Tensor,
+        index: Tensor,
+        winner: Tensor,
+        grad: Tensor,
+        precision: str,
+        into: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         clients, images = index.shape
         cut = self._taps()
@@ -162,7 +154,7 @@ class Convolution:
             x, index, grad, winner, dw, db, images, *self._sizes(), steps, **cut,
             **self._tap_constants(rows, cut["DEPTH"], precision), GROUP=group, num_warps=warps, num_stages=1,
         )  # fmt: skip
-        return dw.sum(dim=0)[:, :, :, : self.channels].permute(0, 4, 3, 1, 2), db.sum(dim=0)
+        return filters.narrow(dw, db, into, self._shape(), None)
 
     def _inputs_by_taps(self, weight: Tensor, winner: Tensor, grad: Tensor, precision: str) -> Tensor:
         clients, images = grad.shape[:2]
@@ -205,6 +197,10 @@ class Convolution:
         """Numbers of a line of the widened filter, with zeros to its end."""
         columns = self._tile("forward", precision)[0]
         return -(-self.end // columns) * columns
+
+    def _shape(self) -> dict[str, Any]:
+        own = {"C": self.channels, "OC": self.filters, "KS": self.kernel, "LYING": self.lying}
+        return {**own, "SPAN": self.span, "FIRST": self.first}
 
     def _lines(self, wide: Tensor) -> dict[str, Any]:
         return {"END": self.end, "LINE": wide.shape[4], "FIRST": self.first}

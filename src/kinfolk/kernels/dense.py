@@ -83,6 +83,8 @@ def _weights(
         g = tl.load(grad + at, mask=here[:, None] & (output < outputs)[None, :], other=0.0)
         if RELU:
             g = tl.where(tl.load(out + at, mask=here[:, None] & (output < outputs)[None, :], other=0.0) <= 0, 0.0, g)
+            if right == 0:  # for the gradient of the inputs; whoever reads it before or after gets the same
+                tl.store(grad + at, g, mask=here[:, None] & (output < outputs)[None, :])
         a = tl.load(x + base[:, None] + k[None, :], mask=here[:, None] & (k < inputs)[None, :], other=0.0)
         total = _product(tl.trans(g), a, total, DOT)
         if BIAS:
@@ -93,6 +95,7 @@ def _weights(
         tl.store(bias + client * b_step + output, along, mask=output < outputs)
 
 
+HEAD = 16  # outputs of a layer up to which TF32 is not worth it
 FEW = 32  # samples of a step up to which the library is slower at all of a layer but the gradients of its inputs
 # Samples, outputs, inputs of a tile, warps, steps that are loaded ahead.
 WEIGHTS = (32, 128, 4, 1)  # without the samples
@@ -101,6 +104,21 @@ FORWARD = {
     64: {"float32": (64, 32, 4, 3), "tf32": (64, 32, 4, 3), "bf16": (64, 32, 4, 3)},
     128: {"float32": (128, 32, 8, 3), "tf32": (64, 32, 4, 3), "bf16": (128, 32, 8, 3)},
 }
+FILLED = 132  # programs that keep a GPU busy; with fewer, what counts is how soon each is done
+ALONE = {"float32": (16, 64, 4, 6), "tf32": (16, 128, 4, 3), "bf16": (16, 128, 4, 3)}
+
+
+def _tile(clients: int, bb: int, tiles: int, outputs: int, precision: str) -> tuple[int, int, int, int]:
+    """How a forward pass is cut up, with so many tiles of samples."""
+    usual = FORWARD[max(FEW, bb)][precision]
+    few = outputs <= HEAD or clients * tiles * triton.cdiv(outputs, usual[0]) < FILLED
+    return ALONE[precision] if few and bb <= FEW else usual
+
+
+def _coarseness(precision: str, outputs: int) -> str:
+    """What a layer of so many outputs is computed in. TF32 costs a head its last digits and saves it no time that would
+    count; the library does not take it for one either."""
+    return "float32" if precision == "tf32" and outputs <= HEAD else precision
 
 
 def _samples(batch: int) -> int:
@@ -124,9 +142,10 @@ def forward(
     (clients, outputs, inputs), batch = weight.shape, index.shape[1]
     out = torch.empty((clients, batch, outputs), dtype=weight.dtype, device=weight.device)
     read = _read(x, index, gather)
-    bb = _samples(batch)
-    bo, bk, warps, stages = FORWARD[max(FEW, bb)][precision]
-    _forward[(clients * triton.cdiv(batch, bb) * triton.cdiv(outputs, bo),)](
+    bb, precision = _samples(batch), _coarseness(precision, outputs)
+    tiles = triton.cdiv(batch, bb)
+    bo, bk, warps, stages = _tile(clients, bb, tiles, outputs, precision)
+    _forward[(clients * tiles * triton.cdiv(outputs, bo),)](
         *read[:2], weight, weight if bias is None else bias, out, batch, inputs, outputs, *read[2:], weight.stride(0),
         0 if bias is None else bias.stride(0),
         GATHER=gather, BIAS=bias is not None, RELU=relu, DOT=DOTS[precision], BB=bb, BO=bo, BK=bk, STAGES=stages,
@@ -139,7 +158,8 @@ def weights_backward(
     x: Tensor, index: Tensor, grad: Tensor, out: Tensor, weight: Tensor, bias: Tensor | None, relu: bool,
     gather: bool, precision: str,
 ) -> None:  # fmt: skip
-    """Write the gradients of weight [m, out, in] and bias [m, out] from those of `out` [m, b, out].
+    """Write the gradients of weight [m, out, in] and bias [m, out] from `grad`, those of `out` [m, b, out], which are
+    set to zero where the ReLU has let nothing through.
 
     For few samples: of many the library makes faster work.
     """
@@ -149,6 +169,6 @@ def weights_backward(
     _weights[(clients * triton.cdiv(outputs, bo) * triton.cdiv(inputs, bk),)](
         *read[:2], grad, out, weight, weight if bias is None else bias, batch, inputs, outputs, *read[2:],
         weight.stride(0), 0 if bias is None else bias.stride(0),
-        GATHER=gather, BIAS=bias is not None, RELU=relu, DOT=DOTS[precision], BB=min(FEW, _samples(batch)), BO=bo,
-        BK=bk, STAGES=stages, num_warps=warps,
+        GATHER=gather, BIAS=bias is not None, RELU=relu, DOT=DOTS[_coarseness(precision, outputs)],
+        BB=min(FEW, _samples(batch)), BO=bo, BK=bk, STAGES=stages, num_warps=warps,
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -50,12 +49,6 @@ def tile(width: int, least: int = 16) -> int:
     return size
 
 
-def pieces(clients: int) -> Iterator[slice]:
-    """All clients, as many at a time as programs can be launched for beside each other."""
-    for first in range(0, clients, TOGETHER):
-        yield slice(first, min(first + TOGETHER, clients))
-
-
 def there(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device. A GPU copies it from pinned memory: from any other it would first finish its work."""
     if device.type != "cuda" or tensor.is_cuda:
@@ -66,3 +59,8 @@ def there(tensor: Tensor, device: torch.device) -> Tensor:
 def aligned(lists: Tensor) -> Tensor:
     """[m, w] with the numbers of a row side by side, which programs take for granted."""
     return lists if lists.stride(1) == 1 else lists.contiguous()
+
+
+def unit(*numbers: int) -> int:
+    """How many numbers of a row a program may read together, if rows lie these far apart: a power of two up to 4."""
+    return next(size for size in (4, 2, 1) if all(number % size == 0 for number in numbers))

@@ -1,23 +1,26 @@
 """Cosines of models with each other from products of all pairs in a GPU's matrix units (Triton).
 
-Each number is split into two of bf16, which together have 16 of its 24 bits. Of the four products of two numbers the
-smallest is left out, so what is found is off by about 2^-16 of it, and a sum of many by far less, as errors have either
-sign. Matrix units may round their sums towards zero, which adds up: so every program takes a few columns only, and what
-programs have found is added up in float64.
+Each number is split into two of bf16, which together have 16 of its 24 bits: what is left out is at most 2^-17 of it,
+to either side, so a sum of many products is off by far less. Of the four products of two numbers the smallest, 2^-16 of
+the whole, counts within a tile of clients, and so in everybody's length; among others it has either sign. Matrix units
+round their sums towards zero, which would add up: so they sum a block of columns only, the smallest products first; a
+program adds up its blocks in float32, and `_sum` the programs in float64.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kinfolk.kernels.dispatch import aligned
+from kinfolk.kernels.dispatch import aligned, unit
 
 HALF = tl.bfloat16
 SIDE, BLOCK = 128, 64  # rows and columns of a tile
-PROGRAMS = 264  # twice as many as an H200 has processors
+PROGRAMS = 132  # as many as an H200 has processors
 LONGEST = 16384  # columns that one program adds up
 PEERS = 32
 STAGES, WARPS = 3, 8  # blocks on their way at a time
@@ -25,7 +28,11 @@ LARGE, LARGER = 160_000, 250_000  # bytes of shared memory that so many need; fo
 
 
 @triton.jit
-def _split(models, origin, halves, d, step, width, lows, ORIGIN: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _split(
+    models, origin, halves, units, step_units, width, lows,
+    ORIGIN: tl.constexpr, HALF: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    d, step = units * UNIT, step_units * UNIT  # written so that it is known what divides them
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(models + row * step + column, mask=column < d, other=0.0)
@@ -38,49 +45,61 @@ def _split(models, origin, halves, d, step, width, lows, ORIGIN: tl.constexpr, H
 
 
 @triton.jit
-def _products(
-    halves, out, m, width, lows, columns, tiles,
-    ONE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    pair, a = tl.program_id(0), 0  # of tiles a <= b, row by row
-    if not ONE:
-        while pair >= tiles - a:
-            pair -= tiles - a
-            a += 1
+def _within(halves, out, m, width, lows, columns, SIDE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """Products of the models of one tile with each other."""
+    row = (tl.program_id(0) * SIDE + tl.arange(0, SIDE)).to(tl.int64)
+    start = tl.program_id(1).to(tl.int64) * columns
+    total = tl.full([SIDE, SIDE], 0.0, tl.float32)
+    crossed = tl.full([SIDE, SIDE], 0.0, tl.float32)  # low with high, which is high with low the other way around
+    for first in tl.range(0, tl.minimum(columns, width - start), BLOCK, num_stages=STAGES):
+        column = start + first + tl.arange(0, BLOCK)
+        here = halves + row[:, None] * width + column[None, :]
+        inside = (row < m)[:, None] & (column >= 0)[None, :]
+        high, low = tl.load(here, mask=inside, other=0.0), tl.load(here + lows, mask=inside, other=0.0)
+        crossed = tl.dot(low, tl.trans(high), crossed)
+        block = tl.dot(low, tl.trans(low))
+        total += tl.dot(high, tl.trans(high), block)
+    total += crossed + tl.trans(crossed)
+    at = (tl.program_id(1).to(tl.int64) * m + row[:, None]) * m + row[None, :]
+    tl.store(out + at, total, mask=(row < m)[:, None] & (row < m)[None, :])
+
+
+@triton.jit
+def _among(halves, out, m, width, lows, columns, tiles, SIDE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """Products of the models of one tile with those of another."""
+    pair, a = tl.program_id(0), 0  # of tiles a < b, row by row
+    while pair >= tiles - 1 - a:
+        pair -= tiles - 1 - a
+        a += 1
     mine = (a * SIDE + tl.arange(0, SIDE)).to(tl.int64)
-    theirs = ((a + pair) * SIDE + tl.arange(0, SIDE)).to(tl.int64)
+    theirs = ((a + 1 + pair) * SIDE + tl.arange(0, SIDE)).to(tl.int64)
     start = tl.program_id(1).to(tl.int64) * columns
     total = tl.full([SIDE, SIDE], 0.0, tl.float32)
     for first in tl.range(0, tl.minimum(columns, width - start), BLOCK, num_stages=STAGES):
         column = start + first + tl.arange(0, BLOCK)
-        here = halves + mine[:, None] * width + column[None, :]
-        inside = (mine < m)[:, None] & (column >= 0)[None, :]
-        high, low = tl.load(here, mask=inside, other=0.0), tl.load(here + lows, mask=inside, other=0.0)
-        if ONE:
-            other_high, other_low = high, low
-        else:
-            there = halves + theirs[:, None] * width + column[None, :]
-            inside = (theirs < m)[:, None] & (column >= 0)[None, :]
-            other_high, other_low = (
-                tl.load(there, mask=inside, other=0.0),
-                tl.load(there + lows, mask=inside, other=0.0),
-            )
-        total = tl.dot(high, tl.trans(other_high), total)
-        total = tl.dot(high, tl.trans(other_low), total)
-        total = tl.dot(low, tl.trans(other_high), total)
+        here, there = (
+            halves + mine[:, None] * width + column[None, :],
+            halves + theirs[:, None] * width + column[None, :],
+        )
+        inside = (theirs < m)[:, None] & (column >= 0)[None, :]
+        high, low = tl.load(here), tl.load(here + lows)  # only the last tile is not full
+        other_high, other_low = tl.load(there, mask=inside, other=0.0), tl.load(there + lows, mask=inside, other=0.0)
+        block = tl.dot(high, tl.trans(other_low), tl.dot(low, tl.trans(other_high)))
+        total += tl.dot(high, tl.trans(other_high), block)
     at = (tl.program_id(1).to(tl.int64) * m + mine[:, None]) * m + theirs[None, :]
-    tl.store(out + at, total, mask=(mine < m)[:, None] & (theirs < m)[None, :])
+    tl.store(out + at, total, mask=(theirs < m)[None, :] & (mine >= 0)[:, None])
 
 
-@triton.jit(do_not_specialize=["pieces"])
-def _sum(parts, out, m, pieces, SIDE: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["within", "among"])
+def _sum(parts, out, m, within, among, SIDE: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, column = i // m, i % m
     there = (row < m) & (row // SIDE <= column // SIDE)  # nobody has written to tiles below the diagonal
     total = tl.full([BLOCK], 0.0, tl.float64)
-    for first in range(0, pieces, AT_ONCE):
+    pieces = tl.where(row // SIDE == column // SIDE, within, among)
+    for first in range(0, tl.maximum(within, among), AT_ONCE):
         piece = (first + tl.arange(0, AT_ONCE)).to(tl.int64)
-        inside = (piece < pieces)[:, None] & there[None, :]
+        inside = (piece[:, None] < pieces[None, :]) & there[None, :]
         some = tl.load(parts + piece[:, None] * m * m + i[None, :], mask=inside, other=0.0)
         total += tl.sum(some.to(tl.float64), 0)
     tl.store(out + i, total, mask=there)
@@ -104,9 +123,13 @@ def _finish(products, rows, out, m, c, SIDE: tl.constexpr, SMALLEST: tl.constexp
 
 def shared_memory(where: Tensor) -> int:
     """Bytes that a program can have on the GPU of this tensor."""
-    if not where.is_cuda:  # interpreted
-        return LARGE
-    return int(triton.runtime.driver.active.utils.get_device_properties(where.get_device())["max_shared_mem"])
+    return _shared_memory(where.get_device()) if where.is_cuda else LARGE  # interpreted
+
+
+@cache
+def _shared_memory(number: int) -> int:
+    """A GPU takes a millisecond to say it."""
+    return int(triton.runtime.driver.active.utils.get_device_properties(number)["max_shared_mem"])
 
 
 def stages(where: Tensor) -> int:
@@ -119,27 +142,38 @@ def newer(where: Tensor) -> bool:
     return where.is_cuda and torch.cuda.get_device_capability(where.device)[0] >= 10
 
 
+def _columns(blocks: int, several: int) -> int:
+    """How many columns each of so many tiles or pairs of tiles should add up in one program."""
+    return min(LONGEST, triton.cdiv(blocks, max(1, PROGRAMS // max(1, several))) * BLOCK)
+
+
 def cosines(models: Tensor, rows: Tensor, origin: Tensor | None, smallest: float) -> Tensor:
     """`similarity.cosines` of models [m, d] in float32 with each other; rows: [m, c]."""
     models, rows = aligned(models), rows.contiguous()
     (m, d), c = models.shape, rows.shape[1]
     tiles, blocks = triton.cdiv(m, SIDE), triton.cdiv(d, BLOCK)
-    width, pairs = blocks * BLOCK, tiles * (tiles + 1) // 2
+    width, pairs = blocks * BLOCK, tiles * (tiles - 1) // 2
     kind = torch.bfloat16 if HALF is tl.bfloat16 else torch.float16
     halves = torch.empty((2, m, width), dtype=kind, device=models.device)
     lows = halves.stride(0)
+    step = models.stride(0)
+    size = unit(d, step)
     _split[(triton.cdiv(width, 1024), m)](
-        models, models if origin is None else origin.contiguous(), halves, d, models.stride(0), width, lows,
-        ORIGIN=origin is not None, HALF=HALF, BLOCK=1024,
+        models, models if origin is None else origin.contiguous(), halves, d // size, step // size, width, lows,
+        ORIGIN=origin is not None, HALF=HALF, UNIT=size, BLOCK=1024,
     )  # fmt: skip
-    columns = min(LONGEST, triton.cdiv(blocks, max(1, PROGRAMS // pairs)) * BLOCK)
-    parts = torch.empty((triton.cdiv(width, columns), m, m), dtype=torch.float32, device=models.device)
-    _products[(pairs, parts.shape[0])](
-        halves, parts, m, width, lows, columns, tiles,
-        ONE=tiles == 1, SIDE=SIDE, BLOCK=BLOCK, STAGES=stages(models), num_warps=WARPS,
-    )  # fmt: skip
+    within, among = (_columns(blocks, several) for several in (tiles, pairs))
+    pieces = triton.cdiv(width, within), triton.cdiv(width, among)
+    parts = torch.empty((max(pieces), m, m), dtype=torch.float32, device=models.device)
+    _within[(tiles, pieces[0])](
+        halves, parts, m, width, lows, within, SIDE=SIDE, BLOCK=BLOCK, STAGES=stages(models), num_warps=WARPS
+    )
+    if pairs:
+        _among[(pairs, pieces[1])](
+            halves, parts, m, width, lows, among, tiles, SIDE=SIDE, BLOCK=BLOCK, STAGES=stages(models), num_warps=WARPS
+        )
     products = torch.empty((m, m), dtype=torch.float64, device=models.device)  # torch would copy all in float64 first
-    _sum[(triton.cdiv(m * m, 64),)](parts, products, m, parts.shape[0], SIDE=SIDE, AT_ONCE=32, BLOCK=64)
+    _sum[(triton.cdiv(m * m, 64),)](parts, products, m, *pieces, SIDE=SIDE, AT_ONCE=32, BLOCK=64)
     out = torch.empty((m, c), dtype=torch.float64, device=models.device)
     _finish[(m, triton.cdiv(c, PEERS))](products, rows, out, m, c, SIDE=SIDE, SMALLEST=smallest, PEERS=PEERS)
     return out

@@ -7,17 +7,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kinfolk.kernels.dispatch import aligned, pieces
+from kinfolk.kernels.dispatch import aligned, unit
 
 BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["k"])
+@triton.jit(do_not_specialize=["clients", "k"])
 def _mix(
-    weights, theirs, rows, coefficients, own, absent, out, shares, d, k, theirs_step,
-    WEIGHED: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
+    weights, theirs, rows, coefficients, own, absent, out, shares, clients, units, k, theirs_units,
+    WEIGHED: tl.constexpr, OWN: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
+    """Programs that run at the same time take the same columns of all clients, which stay in the GPU's cache."""
+    d, theirs_step = units * UNIT, theirs_units * UNIT  # written so that it is known what divides them
+    client, piece = (tl.program_id(0) % clients).to(tl.int64), tl.program_id(0) // clients
     mine = tl.full([], 1.0, tl.float64)
     if OWN:
         mine = tl.load(own + client).to(tl.float64)
@@ -31,7 +33,7 @@ def _mix(
     total = mine + others
     alone = (total <= 0) | (tl.load(absent + client) != 0)
     whole = tl.where(alone, 1.0, total)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = piece * BLOCK + tl.arange(0, BLOCK)
     here = i < d
     kind = weights.dtype.element_ty
     mean = tl.load(weights + client * d + i, mask=here, other=0.0) * tl.where(alone, 1.0, mine / whole).to(kind)
@@ -42,7 +44,7 @@ def _mix(
         if WEIGHED:
             share = tl.load(coefficients + at).to(tl.float64)
         share = tl.where(alone | (row < 0), 0.0, share / whole)
-        if tl.program_id(0) == 0:
+        if piece == 0:
             tl.store(shares + at, share)
         if row >= 0:  # whatever stands in for a missing model must not count, not even times 0
             mean += tl.load(theirs + row * theirs_step + i, mask=here, other=0.0) * share.to(kind)
@@ -64,10 +66,10 @@ def mix(
     given = rows if coefficients is None else coefficients.contiguous()
     mine = own.contiguous() if isinstance(own, Tensor) else rows
     away = absent.contiguous().view(torch.uint8)
-    for some in pieces(clients):
-        _mix[(triton.cdiv(d, BLOCK), some.stop - some.start)](
-            weights[some], theirs, rows[some], given[some], mine[some], away[some], out[some], shares[some],
-            d, rows.shape[1], theirs.stride(0),
-            WEIGHED=coefficients is not None, OWN=isinstance(own, Tensor), BLOCK=BLOCK,
-        )  # fmt: skip
+    size = unit(d, theirs.stride(0))
+    _mix[(clients * triton.cdiv(d, BLOCK),)](
+        weights, theirs, rows, given, mine, away, out, shares, clients, d // size, rows.shape[1],
+        theirs.stride(0) // size,
+        WEIGHED=coefficients is not None, OWN=isinstance(own, Tensor), UNIT=size, BLOCK=BLOCK,
+    )  # fmt: skip
     return out, shares

@@ -38,8 +38,6 @@ class DenseProgram(Dense):
         dense.weights_backward(x, index, grad, out, *places, self.relu, self.first, precision)
         if not inputs:
             return None
-        if self.relu:
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
         if precision == "bf16":
             return torch.bmm(grad.to(torch.bfloat16), weight.to(torch.bfloat16)).to(out.dtype)
         return torch.bmm(grad, weight)

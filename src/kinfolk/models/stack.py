@@ -116,11 +116,10 @@ class Convolved:
         self, views: Views, grad: Tensor, kept: Any, index: Tensor, into: Views, inputs: bool, precision: str
     ) -> Tensor | None:
         h, wide, winner = kept
-        weight, bias, below = self.program.backward(
-            h, index, views[self.weight], wide, winner, grad.contiguous(), inputs, precision
+        places = into[self.weight], into[self.bias]
+        _, _, below = self.program.backward(
+            h, index, views[self.weight], wide, winner, grad.contiguous(), inputs, precision, places
         )
-        into[self.weight].copy_(weight)
-        into[self.bias].copy_(bias)
         return below  # type: ignore[no-any-return]
 
 
