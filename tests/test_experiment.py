@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 
 import kinfolk
 from conftest import make_federation, tiny_experiment
+from kinfolk import engines, experiment
 from kinfolk.config import Config, read
 from kinfolk.errors import UserError
 from kinfolk.runs import checkpoint
@@ -32,6 +34,29 @@ def test_a_run_leaves_everything_in_its_folder() -> None:
     assert graph.round.size == 4 * 8 * 2
     assert graph.weight == pytest.approx(1 / 3)
     assert result.weights().shape == (8, 64 * 16 + 16 + 16 * 10 + 10)
+
+
+def test_checkpoints_take_a_small_share_of_the_time_however_long_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which a round takes a second and saving three: every five seconds, but for no more than a tenth."""
+    now, saved = [0.0], []
+    monkeypatch.setattr(experiment, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(experiment, "CHECKPOINT_SECONDS", 5.0)
+    monkeypatch.setattr(experiment, "CHECKPOINT_SHARE", 0.1)
+    save, step = experiment._save, engines.InProcessEngine.step
+
+    def stepped(self: engines.InProcessEngine, t: int, evaluate: bool) -> None:
+        now[0] += 1
+        step(self, t, evaluate)
+
+    def kept(folder: RunFolder, t: int, *more: Any) -> None:
+        now[0] += 3
+        saved.append(t)
+        save(folder, t, *more)
+
+    monkeypatch.setattr(engines.InProcessEngine, "step", stepped)
+    monkeypatch.setattr(experiment, "_save", kept)
+    kinfolk.run(tiny_experiment(run={"rounds": 80}), out="here")
+    assert saved == [6, 37, 68, 80]  # more than 5 seconds, more than 30 of what saving took 3, and the last
 
 
 def test_default_folders_never_collide() -> None:

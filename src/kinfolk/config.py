@@ -55,7 +55,9 @@ class Run:
     rounds: int = setting(50, "rounds (T)", ge=1)
     seed: int = setting(0, "root of every random draw", ge=0)
     evaluate_every: int = setting(10, "rounds between evaluations; the first and last are always evaluated", ge=1)
-    checkpoint_every: int | None = setting(None, "rounds between checkpoints; none: every half minute", ge=1)
+    checkpoint_every: int | None = setting(
+        None, "rounds between checkpoints; none: every half minute, or less often if saving takes long", ge=1
+    )
     engine: Literal["inprocess", "sharded"] = setting("inprocess", "one cohort, or several in one process")
     shards: int = setting(2, "cohorts of the sharded engine", ge=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")

@@ -29,7 +29,8 @@ from kinfolk.runs.graph import MERGED
 from kinfolk.stopping import interruptible
 from kinfolk.warmup import WarmUp
 
-CHECKPOINT_SECONDS = 30.0  # between checkpoints when no number of rounds is given
+CHECKPOINT_SECONDS = 30.0  # between checkpoints when no number of rounds is given, or
+CHECKPOINT_SHARE = 0.02  # more, so that saving takes at most this share of the time
 PRIVACY = "privacy.jsonl"  # what private clients have released
 
 
@@ -231,7 +232,7 @@ def _rounds(
         observer.notice(notice)
     known = records.Truth.of(engine)
     begin = time.perf_counter() - seconds
-    saved_at, saved = time.perf_counter(), done
+    saved_at, saved, pause = time.perf_counter(), done, CHECKPOINT_SECONDS
     warm_up = WarmUp(engine.shards[0].cohort.device, done)
     shard = engine.shards[0]
     log = Logbook(engine, folder, known, config.method, observer.round, lambda: time.perf_counter() - begin)
@@ -244,11 +245,13 @@ def _rounds(
                 observer.notice(trouble)
             log.add(t, evaluate)
             every = config.run.checkpoint_every
-            due = t % every == 0 if every else time.perf_counter() - saved_at > CHECKPOINT_SECONDS
+            due = t % every == 0 if every else time.perf_counter() - saved_at > pause
             if t == total or due or stop.is_set():
                 log.flush()
-                _save(folder, t, engine, time.perf_counter() - begin)
+                saving = time.perf_counter()
+                _save(folder, t, engine, saving - begin)
                 saved_at, saved = time.perf_counter(), t
+                pause = between(saved_at - saving)
             if stop.is_set() and saved == t < total:  # if it came after the look above, the next round is the last
                 raise Interrupted(folder.path, saved)
     if config.run.watch and not folder.has_similarity():
@@ -268,6 +271,11 @@ def _rounds(
     result = read_result(folder.path)
     observer.finished(result)
     return result
+
+
+def between(seconds: float) -> float:
+    """Seconds from one checkpoint to the next if saving takes so many."""
+    return max(CHECKPOINT_SECONDS, seconds / CHECKPOINT_SHARE)
 
 
 def _save(folder: RunFolder, t: int, engine: engines.Engine, seconds: float) -> None:
