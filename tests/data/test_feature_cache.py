@@ -212,10 +212,23 @@ def test_the_wait_is_announced_once(digits: Dataset, tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_refused_is_refused_before_the_wait_is_announced(digits: Dataset, command: Command) -> None:
-    ended = command("run", "digits", "data.features=scattering")
+APART = ("data.split.kind=iid", "data.clients=10", "data.train=20", "data.test=5")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "cannot be used with a split that turns them"),
+        ([*APART, "data.norm=per-client", "data.global_test=20"], "leave out data.global_test"),
+        ([*APART, "data.norm=per-client", "data.new_clients=2"], "leave out data.new_clients"),
+    ],
+)
+def test_what_is_refused_is_refused_before_the_wait_is_announced(
+    digits: Dataset, command: Command, more: list[str], message: str
+) -> None:
+    ended = command("run", "digits", "data.features=scattering", *more)
     assert (ended.code, ended.err.count("\n")) == (2, 1)
-    assert "cannot be used with a split that turns them" in ended.message
+    assert message in ended.message
 
 
 def test_pixels_by_default_and_earlier_runs_are_the_same_experiment() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kinfolk.data import feature_cache
 from kinfolk.data.federation import Federation
 from kinfolk.data.formats import Dataset
-from kinfolk.data.normalization import NORMS
+from kinfolk.data.normalization import NORMS, check_owners
 from kinfolk.data.partition import Split
 from kinfolk.errors import UserError
 
@@ -22,6 +22,7 @@ def federation(
 ) -> Federation:
     """The clients' samples as the settings `scale`, `features` and `norm` of [data] ask for; `notice` hears of features
     that are about to be computed, which can take minutes."""
+    check_owners(norm, split.common, split.newcomers, split.validation)  # before anything that takes minutes
     if features is not None:
         if scale != "standardize":
             raise UserError(f"data.scale = '{scale}' is of pixels: leave it out, or data.features")

@@ -29,16 +29,7 @@ def per_client(federation: Federation, epsilon: float = EPSILON) -> Federation:
     brought to scale with the same numbers.
     """
     _check(federation)
-    if federation.common is not None:
-        raise UserError(
-            "data.norm = 'per-client' has no scale for test samples that belong to nobody: leave out data.global_test, "
-            "or use norm = 'group'"
-        )
-    if federation.newcomers is not None or federation.validation is not None:
-        raise UserError(
-            "data.norm = 'per-client' takes the scale from training samples, which clients that never train have none "
-            "of: leave out data.new_clients and data.validation_clients, or use norm = 'group'"
-        )
+    check_owners("per-client", federation.common, federation.newcomers, federation.validation)
     mean, factor = _moments(federation.train, federation.clients, epsilon)
 
     def scaled(part: Part) -> Part:
@@ -62,6 +53,21 @@ def grouped(federation: Federation, groups: int = GROUPS, epsilon: float = EPSIL
         return _mapped(part, lambda x, rows: F.group_norm(x, groups, eps=epsilon))
 
     return federation.mapped(scaled)
+
+
+def check_owners(norm: str | None, common: object, newcomers: object, validation: object) -> None:
+    """Refuse a scale that some samples have no owner for (each None if there are none): those of a common test set, and
+    of clients that never train."""
+    if norm == "per-client" and common is not None:
+        raise UserError(
+            "data.norm = 'per-client' has no scale for test samples that belong to nobody: leave out data.global_test, "
+            "or use norm = 'group'"
+        )
+    if norm == "per-client" and (newcomers is not None or validation is not None):
+        raise UserError(
+            "data.norm = 'per-client' takes the scale from training samples, which clients that never train have none "
+            "of: leave out data.new_clients and data.validation_clients, or use norm = 'group'"
+        )
 
 
 NORMS: dict[str, Callable[[Federation], Federation]] = {"per-client": per_client, "group": grouped}
