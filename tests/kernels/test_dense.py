@@ -118,6 +118,45 @@ def test_cross_entropy_and_its_gradient_are_those_of_autograd(classes: int, batc
     torch.testing.assert_close(grad.double(), slope, rtol=1e-5, atol=1e-7)
 
 
+class Spy:
+    """Stands in for a program and keeps what it is launched with."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *given, **options: self.options.update(options)
+
+
+@pytest.mark.parametrize(
+    ("clients", "batch", "outputs", "precision", "dot", "width"),
+    [
+        (100, 20, 200, "float32", "tf32x3", 64),
+        (33, 20, 200, "float32", "tf32x3", 64),  # 132 programs
+        (32, 20, 200, "float32", "tf32x3", 16),  # too few to fill a GPU
+        (1, 32, 200, "tf32", "tf32", 16),
+        (1, 33, 200, "float32", "tf32x3", 64),  # as many samples would not fit beside each other
+        (100, 20, 10, "tf32", "tf32x3", 16),  # a head
+        (100, 20, 16, "tf32", "tf32x3", 16),
+        (100, 20, 17, "tf32", "tf32", 16),
+        (200, 20, 17, "tf32", "tf32", 64),
+        (100, 20, 10, "bf16", "bf16", 16),
+    ],
+)
+def test_how_a_layer_is_cut_up_and_multiplied(
+    clients: int, batch: int, outputs: int, precision: str, dot: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, weights = Spy(), Spy()
+    monkeypatch.setattr(dense, "_forward", forward)
+    monkeypatch.setattr(dense, "_weights", weights)
+    x, index = randn(clients, batch, 30), torch.zeros(clients, batch, dtype=torch.int64, device=DEVICE)
+    weight = randn(clients, outputs, 30)
+    out = dense.forward(x, index, weight, None, True, False, precision)
+    dense.weights_backward(x, index, out, out, weight, None, True, False, precision)
+    assert (forward.options["DOT"], forward.options["BO"]) == (dot, width)
+    assert weights.options["DOT"] == dot
+
+
 @pytest.mark.parametrize("top", [0.0, 30.0, 60.0, 200.0])
 def test_the_loss_of_a_confident_sample_does_not_depend_on_how_large_its_logits_are(top: float) -> None:
     logits = torch.tensor([[[top, top - 12.0, top - 20.0]]], device=DEVICE)
@@ -136,7 +175,10 @@ def test_logits_that_are_huge_or_not_finite_spoil_nobody_elses_loss() -> None:
     assert loss[2].isfinite()
 
 
-@pytest.mark.parametrize(("m", "d", "longest"), [(5, 70, 16384), (130, 40, 16384), (20, 3000, 16384), (20, 3000, 192)])
+@pytest.mark.parametrize(
+    ("m", "d", "longest"),
+    [(5, 70, 16384), (130, 40, 16384), (130, 1001, 16384), (20, 3000, 16384), (20, 3000, 192)],
+)
 @pytest.mark.parametrize("from_start", [True, False])
 def test_cosines_from_products_of_all_pairs_are_the_plain_ones(
     m: int, d: int, longest: int, from_start: bool, monkeypatch: pytest.MonkeyPatch
@@ -157,6 +199,18 @@ def test_cosines_from_products_of_all_pairs_are_the_plain_ones(
     expected = similarity.cosines(exact, exact, wanted.cpu(), start)
     # A product is off by at most 2^-16 of itself; in a sum of few these need not cancel out.
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=2**-15, equal_nan=True)
+
+
+def test_lengths_count_the_last_bits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 these numbers are 1 and a rest with a square of 1.5e-5, all of one sign."""
+    take_over(monkeypatch, False)
+    models = torch.ones(2, 640, device=DEVICE)
+    models[0] += 125 / 128 * 2**-8
+    models[1, 320:] = 0
+    wanted = torch.tensor([[1, 0], [0, 1]], device=DEVICE)
+    expected = torch.tensor([[0.5**0.5, 1.0], [0.5**0.5, 1.0]], dtype=torch.float64)
+    found = gram.cosines(models, wanted, None, similarity.SMALLEST_NORM)
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=5e-7)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter would take hours")

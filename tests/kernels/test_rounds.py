@@ -332,8 +332,9 @@ def test_a_cycle_ends_in_its_likelier_state(levels: tuple[float, float], monkeyp
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_mixing_is_the_same(kind: torch.dtype, weighed: bool) -> None:
-    mine, theirs = floats(6, 1100).to(kind), floats(8, 1100, seed=1).to(kind)
+@pytest.mark.parametrize(("width", "apart"), [(1100, 1100), (1102, 1104), (1101, 1104), (1100, 1101)])
+def test_mixing_is_the_same(kind: torch.dtype, weighed: bool, width: int, apart: int) -> None:
+    mine, theirs = floats(6, width).to(kind), floats(8, apart, seed=1).to(kind)[:, :width]
     theirs[7] = NAN  # nobody's
     rows = numbers(6, 4, low=-1, high=7, seed=2)
     rows[1] = -1
