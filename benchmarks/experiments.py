@@ -32,7 +32,7 @@ from kinfolk.cohort.memory import kept
 from kinfolk.config import Config, read
 from kinfolk.engines import Shard
 from kinfolk.errors import UserError
-from kinfolk.experiment import between, find_device
+from kinfolk.experiment import checkpoint_pause, find_device
 from kinfolk.runs import checkpoint
 
 EXPERIMENTS = {"fmnist": (1, 28, 28), "cifar10": (3, 32, 32)}
@@ -233,7 +233,7 @@ def measure(name: str, n: int, rounds: int, precision: str, preset: str, device:
     with instrumented(watch):
         run(chosen, Rounds(watch))
     whole = sum(watch.seconds.values())
-    saving = watch.seconds["checkpoint"] / between(watch.seconds["checkpoint"])
+    saving = watch.seconds["checkpoint"] / checkpoint_pause(watch.seconds["checkpoint"])
     return {
         "experiment": name,
         "data": "made-up" if data is not None else config.data.name,

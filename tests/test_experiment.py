@@ -37,7 +37,8 @@ def test_a_run_leaves_everything_in_its_folder() -> None:
 
 
 def test_checkpoints_take_a_small_share_of_the_time_however_long_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock on which a round takes a second and saving three: every five seconds, but for no more than a tenth."""
+    """A clock on which a round takes a second and saving three: every five seconds, but for no more than a tenth of the
+    time, unless that were too seldom."""
     now, saved = [0.0], []
     monkeypatch.setattr(experiment, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(experiment, "CHECKPOINT_SECONDS", 5.0)
@@ -56,7 +57,11 @@ def test_checkpoints_take_a_small_share_of_the_time_however_long_one_takes(monke
     monkeypatch.setattr(engines.InProcessEngine, "step", stepped)
     monkeypatch.setattr(experiment, "_save", kept)
     kinfolk.run(tiny_experiment(run={"rounds": 80}), out="here")
-    assert saved == [6, 37, 68, 80]  # more than 5 seconds, more than 30 of what saving took 3, and the last
+    assert saved == [6, 37, 68, 80]  # after more than 5 seconds, then, as saving takes 3, more than 30; and the last
+    saved.clear()
+    monkeypatch.setattr(experiment, "CHECKPOINT_LONGEST", 20.0)
+    kinfolk.run(tiny_experiment(run={"rounds": 40}), out="there")
+    assert saved == [6, 27, 40]
 
 
 def test_default_folders_never_collide() -> None:

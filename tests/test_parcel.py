@@ -61,15 +61,18 @@ def test_edges_that_travel_together_are_those_of_each_round(packed: bool) -> Non
 def test_a_parcel_comes_from_a_gpu_without_anybody_waiting() -> None:
     tensors = [tensor.cuda() for dtype in DTYPES for tensor in some(dtype)]
     work = torch.rand(8192, 8192, device="cuda")
-    for times in (1, 20):  # programs are loaded when they are first wanted, for which a GPU may be waited; then 0.1 s
+
+    def sent(work: torch.Tensor, times: int) -> tuple[Parcel, list[int]]:
         for _ in range(times):
             work = (work @ work).clamp(max=1)
         parcel = Parcel(packed=True)
         places = [parcel.add(tensor) for tensor in tensors]
-        if times == 1:
-            parcel.send()
-            torch.cuda.synchronize()
-    parcel.send()
+        parcel.send()
+        return parcel, places
+
+    sent(work, 1)  # programs are loaded when they are first wanted, and a GPU finishes its work before
+    torch.cuda.synchronize()
+    parcel, places = sent(work, 20)  # a tenth of a second or more
     assert not parcel.arrived
     for tensor in tensors:
         tensor.zero_()

@@ -29,8 +29,9 @@ from kinfolk.runs.graph import MERGED
 from kinfolk.stopping import interruptible
 from kinfolk.warmup import WarmUp
 
-CHECKPOINT_SECONDS = 30.0  # between checkpoints when no number of rounds is given, or
-CHECKPOINT_SHARE = 0.02  # more, so that saving takes at most this share of the time
+# Between checkpoints when no number of rounds is given: so many seconds, or, where saving takes longer than this share
+# of them, more, but never so many that much would be lost.
+CHECKPOINT_SECONDS, CHECKPOINT_SHARE, CHECKPOINT_LONGEST = 30.0, 0.02, 600.0
 PRIVACY = "privacy.jsonl"  # what private clients have released
 
 
@@ -251,7 +252,7 @@ def _rounds(
                 saving = time.perf_counter()
                 _save(folder, t, engine, saving - begin)
                 saved_at, saved = time.perf_counter(), t
-                pause = between(saved_at - saving)
+                pause = checkpoint_pause(saved_at - saving)
             if stop.is_set() and saved == t < total:  # if it came after the look above, the next round is the last
                 raise Interrupted(folder.path, saved)
     if config.run.watch and not folder.has_similarity():
@@ -273,9 +274,9 @@ def _rounds(
     return result
 
 
-def between(seconds: float) -> float:
+def checkpoint_pause(seconds: float) -> float:
     """Seconds from one checkpoint to the next if saving takes so many."""
-    return max(CHECKPOINT_SECONDS, seconds / CHECKPOINT_SHARE)
+    return min(max(CHECKPOINT_SECONDS, seconds / CHECKPOINT_SHARE), CHECKPOINT_LONGEST)
 
 
 def _save(folder: RunFolder, t: int, engine: engines.Engine, seconds: float) -> None:

@@ -121,11 +121,12 @@ def test_cross_entropy_and_its_gradient_are_those_of_autograd(classes: int, batc
 class Spy:
     """Stands in for a program and keeps what it is launched with."""
 
-    def __init__(self) -> None:
-        self.options: dict[str, Any] = {}
-
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *given, **options: self.options.update(options)
+        self.grid = grid
+        return self._launched
+
+    def _launched(self, *given: Any, **options: Any) -> None:
+        self.given, self.options = given, options
 
 
 @pytest.mark.parametrize(
@@ -225,23 +226,17 @@ def test_sums_over_many_columns_do_not_drift(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_program_adds_up_more_columns_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     take_over(monkeypatch, False)
-    launched = {}
-
-    def spy(name: str, out: int, columns: int) -> Any:
-        class Spy:
-            def __getitem__(self, grid: tuple[int, int]) -> Any:
-                return lambda *given, **options: (launched.update({name: (grid, given[columns])}), given[out].zero_())
-
-        return Spy()
-
-    monkeypatch.setattr(gram, "_within", spy("within", 1, 5))
-    monkeypatch.setattr(gram, "_among", spy("among", 1, 5))
+    within, among, nothing = Spy(), Spy(), Spy()
+    for name, spy in {"_within": within, "_among": among, "_sum": nothing, "_finish": nothing}.items():
+        monkeypatch.setattr(gram, name, spy)
     monkeypatch.setattr(gram, "PROGRAMS", 6)
-    nothing = torch.zeros(150, 1, dtype=torch.int64, device=DEVICE)
-    for longest, within, among in ((16384, 384, 192), (128, 128, 128)):
+    wanted = torch.zeros(150, 1, dtype=torch.int64, device=DEVICE)
+    for longest, inside, between in ((16384, 384, 192), (128, 128, 128)):
         monkeypatch.setattr(gram, "LONGEST", longest)
-        gram.cosines(randn(150, 1000), nothing, None, 1e-12)  # two tiles, one pair of tiles
-        assert launched == {"within": ((2, -(-1024 // within)), within), "among": ((1, -(-1024 // among)), among)}
+        gram.cosines(randn(150, 1000), wanted, None, 1e-12)  # two tiles, one pair of tiles
+        assert (within.grid, within.given[5]) == ((2, -(-1024 // inside)), inside)
+        assert (among.grid, among.given[5]) == ((1, -(-1024 // between)), between)
+        assert nothing.options  # and what they have found is looked at
 
 
 def test_models_are_copied_row_by_row() -> None:

@@ -63,8 +63,7 @@ def test_a_gradient_goes_back_where_its_number_came_from(
     numbers = count * channels * kernel**2
     block = torch.full((2, numbers + count + 3), 7.0, device=DEVICE)
     views = block[:, :numbers].view(2, count, channels, kernel, kernel), block[:, numbers : numbers + count]
-    sides = conv.pool, conv.tile, tall, line
-    weight, bias = filters.narrow(dw, db, views if given else None, conv._shape(), sides)
+    weight, bias = filters.narrow(dw, db, views if given else None, conv._shape(), wide=True)
     probe = randn(numbers, seed=3).view(1, count, channels, kernel, kernel)
     whole = dw.double().sum(dim=0).permute(0, 3, 4, 1, 2).cpu()  # as `widened` lays it out
     for client in range(2):
@@ -89,7 +88,7 @@ def test_a_gradient_by_taps_is_put_in_order(shape: tuple[int, int, int, int, boo
     conv = layer(*shape)
     channels, count, kernel = shape[:3]
     dw, db = randn(shares, 2, kernel, kernel, conv.lying, count, seed=1), randn(shares, 2, count, seed=2)
-    weight, bias = filters.narrow(dw, db, None, conv._shape(), None)
+    weight, bias = filters.narrow(dw, db, None, conv._shape(), wide=False)
     in_order = dw.sum(dim=0)[:, :, :, :channels].permute(0, 4, 3, 1, 2)
     torch.testing.assert_close(weight, in_order, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(bias, db.sum(dim=0), rtol=1e-5, atol=1e-5)

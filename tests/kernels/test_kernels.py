@@ -1,16 +1,10 @@
 """The GPU programs against plain torch: run by Triton's interpreter where there is no GPU."""
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
+from interpreted import DEVICE, randn
 from torch import Tensor, nn
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported
-
-pytest.importorskip("triton")
 
 from kinfolk.cohort.layout import Layout
 from kinfolk.cohort.program import Derived, Explicit
@@ -22,13 +16,8 @@ from kinfolk.models import NETS
 from kinfolk.models.stack import Stack, stack_of
 
 DEAD = int(NOBODY.value)  # in winners: the ReLU cut the window off
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 M, B = 2, 3
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+on_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
 
 
 def off(ours: Tensor, right: Tensor) -> float:

@@ -117,7 +117,7 @@ class Convolution:
             x, index, grad, winner, dw, db, images, steps,
             **self._lines(wide), **self._constants(rows, "bf16"), CB=columns, STAGES=stages, num_warps=warps,
         )  # fmt: skip
-        return filters.narrow(dw, db, into, self._shape(), (self.pool, self.tile, tall, line))
+        return filters.narrow(dw, db, into, self._shape(), wide=True)
 
     def _inputs(self, wide: Tensor, winner: Tensor, grad: Tensor) -> Tensor:
         clients, images = grad.shape[:2]
@@ -154,7 +154,7 @@ class Convolution:
             x, index, grad, winner, dw, db, images, *self._sizes(), steps, **cut,
             **self._tap_constants(rows, cut["DEPTH"], precision), GROUP=group, num_warps=warps, num_stages=1,
         )  # fmt: skip
-        return filters.narrow(dw, db, into, self._shape(), None)
+        return filters.narrow(dw, db, into, self._shape(), wide=False)
 
     def _inputs_by_taps(self, weight: Tensor, winner: Tensor, grad: Tensor, precision: str) -> Tensor:
         clients, images = grad.shape[:2]

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kinfolk.kernels.dispatch import PROCESSORS
+
 DOTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # how the matrix units multiply
 
 
@@ -104,20 +106,20 @@ FORWARD = {
     64: {"float32": (64, 32, 4, 3), "tf32": (64, 32, 4, 3), "bf16": (64, 32, 4, 3)},
     128: {"float32": (128, 32, 8, 3), "tf32": (64, 32, 4, 3), "bf16": (128, 32, 8, 3)},
 }
-FILLED = 132  # programs that keep a GPU busy; with fewer, what counts is how soon each is done
+# With too few programs to keep a GPU busy, what counts is how soon each is done.
 ALONE = {"float32": (16, 64, 4, 6), "tf32": (16, 128, 4, 3), "bf16": (16, 128, 4, 3)}
 
 
 def _tile(clients: int, bb: int, tiles: int, outputs: int, precision: str) -> tuple[int, int, int, int]:
     """How a forward pass is cut up, with so many tiles of samples."""
     usual = FORWARD[max(FEW, bb)][precision]
-    few = outputs <= HEAD or clients * tiles * triton.cdiv(outputs, usual[0]) < FILLED
+    few = outputs <= HEAD or clients * tiles * triton.cdiv(outputs, usual[0]) < PROCESSORS
     return ALONE[precision] if few and bb <= FEW else usual
 
 
 def _coarseness(precision: str, outputs: int) -> str:
-    """What a layer of so many outputs is computed in. TF32 costs a head its last digits and saves it no time that would
-    count; the library does not take it for one either."""
+    """What a layer of so many outputs is computed in: TF32 costs a head its last digits and saves it next to no time.
+    In the library's products of many clients a head is not rounded either."""
     return "float32" if precision == "tf32" and outputs <= HEAD else precision
 
 

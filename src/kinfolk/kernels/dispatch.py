@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kinfolk import kernels
 
+PROCESSORS = 132  # of an H200, which numbers of programs are chosen for
 TOGETHER = 65_535  # programs in the second and third direction of a launch, at most
 WIDEST = 4096  # numbers of a client's row that one program holds at a time; longer rows are for plain torch
 OLDEST = (8, 0)  # compute capability: before it, matrix units know neither TF32 nor bf16, and Triton unrolls products

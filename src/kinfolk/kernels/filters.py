@@ -96,21 +96,21 @@ def widen(weight: Tensor, wide: Tensor, shape: dict[str, Any]) -> Tensor:
 
 
 def narrow(
-    dw: Tensor, db: Tensor, into: tuple[Tensor, Tensor] | None, shape: dict[str, Any], sides: tuple[int, ...] | None
+    dw: Tensor, db: Tensor, into: tuple[Tensor, Tensor] | None, shape: dict[str, Any], wide: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the weight [m, O, C, k, k] and the bias [m, O] from shares of them, which are added up: of the
-    filters as they are [*, m, k, k, lying, O], or, with `sides` (pool, tile, tall, LINE), of the widened ones
-    [*, m, tall, LINE, pool, tile]; db: [*, m, O]. Written where `into` says, if anywhere."""
+    filters as they are [*, m, k, k, lying, O], or of the widened ones [*, m, tall, LINE, pool, tile]; db: [*, m, O].
+    Written where `into` says, if anywhere."""
     splits, clients = dw.shape[:2]
     c, o, k = shape["C"], shape["OC"], shape["KS"]
     weight, bias = into or (dw.new_empty((clients, o, c, k, k)), db.new_empty((clients, o)))
-    pool, tile, tall, line = sides or (1, 1, 1, 1)
+    tall, line, pool, tile = dw.shape[2:]  # if they are wide
     at_once = min(MOST, triton.next_power_of_2(splits))
     block = BLOCK // at_once
     _narrow[(clients * triton.cdiv(o * c * k * k, block),)](
         dw, db, weight, bias, splits, clients, weight.stride(0), bias.stride(0),
         C=c, OC=o, KS=k, LYING=shape["LYING"], SPAN=shape["SPAN"], FIRST=shape["FIRST"],
-        POOL=pool, TILE=tile, TALL=tall, LINE=line, WIDE=sides is not None,
+        POOL=pool, TILE=tile, TALL=tall, LINE=line, WIDE=wide,
         AT_ONCE=at_once, BLOCK=block, OB=triton.next_power_of_2(o),
     )  # fmt: skip
     return weight, bias

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kinfolk.kernels.dispatch import aligned, unit
+from kinfolk.kernels.dispatch import PROCESSORS, aligned, unit
 
 HALF = tl.bfloat16
 SIDE, BLOCK = 128, 64  # rows and columns of a tile
-PROGRAMS = 132  # as many as an H200 has processors
+PROGRAMS = PROCESSORS
 LONGEST = 16384  # columns that one program adds up
 PEERS = 32
 STAGES, WARPS = 3, 8  # blocks on their way at a time
@@ -77,10 +77,8 @@ def _among(halves, out, m, width, lows, columns, tiles, SIDE: tl.constexpr, BLOC
     total = tl.full([SIDE, SIDE], 0.0, tl.float32)
     for first in tl.range(0, tl.minimum(columns, width - start), BLOCK, num_stages=STAGES):
         column = start + first + tl.arange(0, BLOCK)
-        here, there = (
-            halves + mine[:, None] * width + column[None, :],
-            halves + theirs[:, None] * width + column[None, :],
-        )
+        here = halves + mine[:, None] * width + column[None, :]
+        there = halves + theirs[:, None] * width + column[None, :]
         inside = (theirs < m)[:, None] & (column >= 0)[None, :]
         high, low = tl.load(here), tl.load(here + lows)  # only the last tile is not full
         other_high, other_low = tl.load(there, mask=inside, other=0.0), tl.load(there + lows, mask=inside, other=0.0)
